@@ -1,0 +1,35 @@
+"""The tensors of one decode step: see `messages` for what they are, `wire` for how they travel through Triton."""
+
+from adaptive_verification.contract.costs import DraftCost, StepCost
+from adaptive_verification.contract.messages import (
+    FILL_ONLY,
+    NO_LABEL,
+    STATUS_BAD_TOKEN,
+    STATUS_CONTEXT_FULL,
+    STATUS_NO_SLOT,
+    STATUS_NOT_CACHED,
+    STATUS_OK,
+    Draft,
+    Estimate,
+    StepRequest,
+    StepResult,
+)
+from adaptive_verification.contract.step import LocalStep, Step
+
+__all__ = [
+    "FILL_ONLY",
+    "NO_LABEL",
+    "STATUS_BAD_TOKEN",
+    "STATUS_CONTEXT_FULL",
+    "STATUS_NO_SLOT",
+    "STATUS_NOT_CACHED",
+    "STATUS_OK",
+    "Draft",
+    "DraftCost",
+    "Estimate",
+    "LocalStep",
+    "Step",
+    "StepCost",
+    "StepRequest",
+    "StepResult",
+]

@@ -1,0 +1,248 @@
+"""The four messages of one decode step, each a bundle of flat tensors.
+
+    StepRequest  the caller's, to every stage
+    Draft        drafter -> estimator, verifier
+    Estimate     estimator -> verifier
+    StepResult   verifier -> caller; the whole step's answer
+
+This module owns the tensors' names (a field's name in capitals), element types and lengths. A tensor is 1-D here and
+`[1, length]` on the wire. It knows nothing of Triton (`contract.wire` does) and nothing of what the stages compute.
+
+Ragged values lie end to end; a count tensor of the same message, or of the request, says how many belong to each row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from adaptive_verification.errors import ContractError
+
+STATUS_OK = 0
+STATUS_NOT_CACHED = 1
+"""The prefix before `CONTEXT_LENGTH` is not cached: resend the sequence from context length 0."""
+STATUS_CONTEXT_FULL = 2
+"""The row's tokens do not fit the cache's capacity."""
+STATUS_NO_SLOT = 3
+"""Every cache slot is taken by another row of the same step: fewer rows, or more `cache_slots`."""
+STATUS_BAD_TOKEN = 4
+"""A token id of the row is not in the target's vocabulary."""
+
+FILL_ONLY = -1
+"""`DRAFT_LIMIT` of a row that only fills the caches (a prompt chunk) and samples nothing."""
+NO_LABEL = -1
+"""`PREVIOUS_ACCEPTED` of a row whose last step teaches the estimator nothing."""
+
+ONE_PER_REQUEST = "one per request"
+ONE_PER_ROW = "one per row"
+ANY_LENGTH = "any length"
+
+M = TypeVar("M", bound="Message")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What one field of a message looks like on the wire.
+
+    `length` is `ONE_PER_ROW`, `ANY_LENGTH` or the name of the count field of the same message whose sum it is.
+    64-bit unsigned wire types are kept as int64 with the same bits, because torch does no arithmetic on uint64.
+    """
+
+    name: str
+    dtype: torch.dtype
+    wire_type: str
+    length: str
+
+
+def _tensor(dtype: torch.dtype, wire_type: str, length: str) -> Any:
+    return dataclasses.field(metadata={"dtype": dtype, "wire_type": wire_type, "length": length})
+
+
+def _int32(length: str) -> Any:
+    return _tensor(torch.int32, "INT32", length)
+
+
+def _float32(length: str) -> Any:
+    return _tensor(torch.float32, "FP32", length)
+
+
+def _uint64(length: str) -> Any:
+    return _tensor(torch.int64, "UINT64", length)
+
+
+@dataclass
+class Message:
+    """A bundle of flat tensors that can be validated, concatenated with others of its kind, and split again."""
+
+    shared_fields: ClassVar[frozenset[str]] = frozenset()
+    """Free-length fields that describe the whole step: `split` hands them to every part, `concatenate` keeps the first
+    that is not empty. Other free-length fields are concatenated, and not split."""
+
+    @classmethod
+    def specs(cls) -> dict[str, TensorSpec]:
+        """Field name -> specification, in declaration order."""
+        return {
+            field.name: TensorSpec(name=field.name.upper(), **field.metadata) for field in dataclasses.fields(cls)
+        }
+
+    @property
+    def num_rows(self) -> int:
+        """How many sequences the message speaks of."""
+        row_field = next(name for name, spec in self.specs().items() if spec.length == ONE_PER_ROW)
+        return int(getattr(self, row_field).numel())
+
+    def validate(self: M) -> M:
+        """Checks types, dimensions and that every ragged length equals the sum of its counts; returns self.
+
+        Raises:
+            ContractError: naming the tensor, what it is and what it must be.
+        """
+        num_rows = self.num_rows
+        for field_name, spec in self.specs().items():
+            tensor = getattr(self, field_name)
+            if tensor.dim() != 1 or tensor.dtype != spec.dtype:
+                raise ContractError(
+                    f"{spec.name} is {list(tensor.shape)} {tensor.dtype}; it must be one-dimensional {spec.dtype}"
+                )
+            if spec.length == ANY_LENGTH:
+                continue
+            if spec.length == ONE_PER_ROW:
+                expected, reason = num_rows, f"one entry for each of the {num_rows} rows"
+            else:
+                expected, reason = int(getattr(self, spec.length).sum()), f"the sum of {spec.length.upper()}"
+            if tensor.numel() != expected:
+                raise ContractError(f"{spec.name} has {tensor.numel()} entries; it must have {expected} ({reason})")
+        return self
+
+    @classmethod
+    def concatenate(cls: type[M], parts: Sequence[M]) -> M:
+        """One message with the rows of all parts in order."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = {}
+        for field_name in cls.specs():
+            tensors = [getattr(part, field_name) for part in parts]
+            if field_name in cls.shared_fields:
+                joined[field_name] = next((tensor for tensor in tensors if tensor.numel()), tensors[0])
+            else:
+                joined[field_name] = torch.cat(tensors)
+        return cls(**joined)
+
+    def split(self: M, rows_per_part: Sequence[int]) -> list[M]:
+        """The inverse of `concatenate`: parts of so many rows each."""
+        if len(rows_per_part) == 1:
+            return [self]
+        pieces: dict[str, list[Tensor]] = {}
+        for field_name, spec in self.specs().items():
+            tensor = getattr(self, field_name)
+            if spec.length == ANY_LENGTH:
+                pieces[field_name] = [tensor] * len(rows_per_part)
+            elif spec.length == ONE_PER_ROW:
+                pieces[field_name] = list(tensor.split(list(rows_per_part)))
+            else:
+                lengths = [int(counts.sum()) for counts in pieces[spec.length]]
+                pieces[field_name] = list(tensor.split(lengths))
+        return [type(self)(**{name: parts[i] for name, parts in pieces.items()}) for i in range(len(rows_per_part))]
+
+
+@dataclass
+class StepRequest(Message):
+    """What the caller asks of one step, for n rows.
+
+    A row's confirmed tokens are the first `context_length` tokens of its sequence, sent before, followed by this
+    request's `tokens`. The caller's tokens are the truth: a stage reuses what it has cached only where it equals them.
+    """
+
+    shared_fields = frozenset({"previous_cost", "evidence_key"})
+
+    sequence_id: Tensor = _uint64(ONE_PER_ROW)  # chosen by the caller
+    context_length: Tensor = _int32(ONE_PER_ROW)  # confirmed tokens before this request's tokens
+    token_count: Tensor = _int32(ONE_PER_ROW)  # at least 1
+    tokens: Tensor = _int32("token_count")  # newly confirmed tokens
+    draft_limit: Tensor = _int32(ONE_PER_ROW)  # at most so many drafts; 0: sample one token; FILL_ONLY
+    temperature: Tensor = _float32(ONE_PER_ROW)  # 0: greedy
+    top_p: Tensor = _float32(ONE_PER_ROW)  # in (0, 1]; 1: off
+    top_k: Tensor = _int32(ONE_PER_ROW)  # 0: off
+    seed: Tensor = _uint64(ONE_PER_ROW)
+    previous_accepted: Tensor = _int32(ONE_PER_ROW)  # drafts of the last step that the target accepted; NO_LABEL
+    previous_cost: Tensor = _float32(ANY_LENGTH)  # the last result's STEP_COST, or empty
+    release: Tensor = _uint64(ANY_LENGTH)  # sequences to forget
+    evidence_key: Tensor = _uint64(ANY_LENGTH)  # proves that this caller's labels may teach the estimator, or empty
+
+    @property
+    def samples(self) -> Tensor:
+        """Which rows ask for tokens, rather than only filling the caches. `[rows]` bool."""
+        return self.draft_limit != FILL_ONLY
+
+    def validate(self) -> StepRequest:
+        super().validate()
+        _require(self.token_count >= 1, self.token_count, "TOKEN_COUNT", "at least 1")
+        _require(self.context_length >= 0, self.context_length, "CONTEXT_LENGTH", "at least 0")
+        _require(self.tokens >= 0, self.tokens, "TOKENS", "a token id of the target")
+        _require(self.draft_limit >= FILL_ONLY, self.draft_limit, "DRAFT_LIMIT", "at least -1")
+        finite = torch.isfinite(self.temperature)
+        _require(finite & (self.temperature >= 0), self.temperature, "TEMPERATURE", "finite and at least 0")
+        _require((self.top_p > 0) & (self.top_p <= 1), self.top_p, "TOP_P", "above 0 and at most 1")
+        _require(self.top_k >= 0, self.top_k, "TOP_K", "at least 0")
+        _require(self.previous_accepted >= NO_LABEL, self.previous_accepted, "PREVIOUS_ACCEPTED", "at least -1")
+        if self.sequence_id.unique().numel() != self.num_rows:
+            raise ContractError("SEQUENCE_ID names a sequence twice; a sequence can be in one row of a step only")
+        return self
+
+
+@dataclass
+class Draft(Message):
+    """What the drafter proposes: for each row `drafted_count` tokens, each with the distribution it was drawn from.
+
+    A draft's distribution q is sparse: `candidate_count` token ids and their probabilities, which sum to 1. Greedy
+    rows have one candidate of probability 1.
+    """
+
+    shared_fields = frozenset({"draft_cost"})
+
+    drafted_count: Tensor = _int32(ONE_PER_ROW)
+    draft_status: Tensor = _int32(ONE_PER_ROW)  # STATUS_*; a row that is not ok has no drafts
+    draft_tokens: Tensor = _int32("drafted_count")
+    draft_log_odds: Tensor = _float32("drafted_count")  # of the drafter's most likely token, see `estimation.features`
+    candidate_count: Tensor = _int32("drafted_count")
+    candidate_ids: Tensor = _int32("candidate_count")
+    candidate_probs: Tensor = _float32("candidate_count")
+    draft_cost: Tensor = _float32(ANY_LENGTH)  # `DraftCost`
+
+
+@dataclass
+class Estimate(Message):
+    """What the estimator decides: the verifier sees each row's first `admitted_count` drafts only."""
+
+    shared_fields = frozenset({"estimate_cost"})
+
+    admitted_count: Tensor = _int32(ONE_PER_ROW)
+    next_draft_limit: Tensor = _int32(ONE_PER_ROW)  # how deep drafting pays in this row's next step
+    estimate_cost: Tensor = _float32(ANY_LENGTH)  # milliseconds, one number
+
+
+@dataclass
+class StepResult(Message):
+    """What the step gives back: for each row its accepted drafts and the one token after them."""
+
+    shared_fields = frozenset({"step_cost"})
+
+    output_count: Tensor = _int32(ONE_PER_ROW)  # 0 for rows that only fill, or whose status is not ok
+    status: Tensor = _int32(ONE_PER_ROW)  # STATUS_*
+    drafted_count: Tensor = _int32(ONE_PER_ROW)  # the Draft's
+    admitted_count: Tensor = _int32(ONE_PER_ROW)  # the Estimate's; accepted: output_count - 1
+    next_draft_limit: Tensor = _int32(ONE_PER_ROW)  # the Estimate's
+    output_tokens: Tensor = _int32("output_count")
+    log_probs: Tensor = _float32("output_count")  # of the target's untransformed distribution
+    step_cost: Tensor = _float32(ANY_LENGTH)  # `StepCost`
+
+
+def _require(holds: Tensor, values: Tensor, name: str, allowed: str) -> None:
+    if not bool(holds.all()):
+        row = int((~holds).nonzero()[0])
+        raise ContractError(f"{name}[{row}] is {values[row].item()}; it must be {allowed}")

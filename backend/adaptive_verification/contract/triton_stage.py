@@ -1,0 +1,94 @@
+"""Runs a stage on the requests that Triton hands to a Python model: parse, merge, run, split, answer.
+
+Every request is answered, and answered on its own: one that is malformed gets its error while the others run, and where a
+merged run fails the requests are run one by one, so that only the one at fault fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from adaptive_verification.contract.messages import Message, StepRequest
+from adaptive_verification.contract.wire import from_triton, to_triton
+from adaptive_verification.errors import AdaptiveVerificationError, ContractError
+
+Inputs = tuple[Any, ...]
+"""A StepRequest, then the messages of the stages before."""
+
+
+class TritonStage:
+    """Adapts one stage.
+
+    Args:
+        pb_utils: the module `triton_python_backend_utils`, which exists only inside the server.
+        input_types: `StepRequest` and then the messages of the stages before.
+        run: the stage's `step`.
+    """
+
+    def __init__(self, pb_utils: Any, input_types: Sequence[type[Message]], run: Callable[..., Message]) -> None:
+        self._pb_utils = pb_utils
+        self._input_types = tuple(input_types)
+        self._run = run
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """`pb_utils.InferenceRequest`s in, one `pb_utils.InferenceResponse` each out, in the same order."""
+        responses: list[Any] = [None] * len(requests)
+        parsed: dict[int, Inputs] = {}
+        for i, request in enumerate(requests):
+            try:
+                parsed[i] = self._parse(request)
+            except AdaptiveVerificationError as error:
+                responses[i] = self._error(str(error), self._pb_utils.TritonError.INVALID_ARG)
+        for group in _without_shared_sequences(parsed):
+            for i, response in self._run_group({i: parsed[i] for i in group}).items():
+                responses[i] = response
+        return responses
+
+    def _parse(self, request: Any) -> Inputs:
+        tensors = {tensor.name(): tensor for tensor in request.inputs()}
+        messages = tuple(from_triton(kind, tensors.get).validate() for kind in self._input_types)
+        num_rows = messages[0].num_rows
+        for message in messages[1:]:
+            if message.num_rows != num_rows:
+                raise ContractError(
+                    f"{type(message).__name__} has {message.num_rows} rows; it must have SEQUENCE_ID's {num_rows}"
+                )
+        return messages
+
+    def _run_group(self, group: dict[int, Inputs]) -> dict[int, Any]:
+        merged = [
+            kind.concatenate([inputs[position] for inputs in group.values()])
+            for position, kind in enumerate(self._input_types)
+        ]
+        try:
+            result = self._run(*merged)
+        except Exception as error:  # whatever a stage raises must reach the caller, not end the server's process
+            if len(group) > 1:
+                return {i: self._run_group({i: inputs})[i] for i, inputs in group.items()}
+            self._pb_utils.Logger.log_error(f"step failed: {error!r}")
+            message = f"the step failed: {type(error).__name__}: {error}"
+            return {i: self._error(message, self._pb_utils.TritonError.INTERNAL) for i in group}
+        parts = result.split([inputs[0].num_rows for inputs in group.values()])
+        return {
+            i: self._pb_utils.InferenceResponse(output_tensors=to_triton(part, self._pb_utils))
+            for i, part in zip(group, parts, strict=True)
+        }
+
+    def _error(self, message: str, code: int) -> Any:
+        return self._pb_utils.InferenceResponse(error=self._pb_utils.TritonError(message, code))
+
+
+def _without_shared_sequences(parsed: dict[int, Inputs]) -> list[list[int]]:
+    """Groups of requests in which no sequence occurs twice, in the order of arrival."""
+    groups: list[list[int]] = []
+    seen: set[int] = set()
+    for i, inputs in parsed.items():
+        request: StepRequest = inputs[0]
+        sequence_ids = set(request.sequence_id.tolist())
+        if not groups or seen & sequence_ids:
+            groups.append([])
+            seen = set()
+        groups[-1].append(i)
+        seen |= sequence_ids
+    return groups

@@ -1,0 +1,60 @@
+"""Makes the drafter that the settings name."""
+
+from __future__ import annotations
+
+from transformers import AutoTokenizer
+
+from adaptive_verification.drafting.stage import CausalDrafter
+from adaptive_verification.errors import SettingsError, UnsupportedModel
+from adaptive_verification.forward.causal_model import CausalModel
+from adaptive_verification.forward.loading import model_options, vocabulary_size
+from adaptive_verification.serving.default_pair import resolve_model
+from adaptive_verification.settings import DrafterSettings
+
+_FIRST_LAYERS = "first-layers:"
+
+
+def load_drafter(settings: DrafterSettings) -> CausalDrafter:
+    """Loads the drafter and checks that it speaks the target's tokens.
+
+    Raises:
+        SettingsError: `drafter` or a device cannot be understood.
+        UnsupportedModel: the drafter cannot be used, or not with this target.
+    """
+    target = resolve_model(settings.target)
+    options = model_options(settings)
+    if settings.drafter.startswith(_FIRST_LAYERS):
+        count = settings.drafter.removeprefix(_FIRST_LAYERS)
+        if not count.isdecimal():
+            raise SettingsError(f"drafter={settings.drafter!r}: after {_FIRST_LAYERS} comes a number of layers")
+        model = CausalModel.load(target, options, num_layers=int(count))
+    else:
+        path = resolve_model(settings.drafter)
+        refuse_other_tokenizer(target=target, drafter=path)
+        model = CausalModel.load(path, options)
+    return CausalDrafter(
+        model,
+        target_vocab_size=vocabulary_size(target),
+        idle_seconds=settings.idle_seconds,
+        draft_top_k=settings.draft_top_k,
+        max_catch_up_tokens=settings.max_catch_up_tokens,
+    )
+
+
+def refuse_other_tokenizer(*, target: str, drafter: str) -> None:
+    """Refuses a drafter whose token ids do not mean what the target's mean.
+
+    Raises:
+        UnsupportedModel: naming the first difference.
+    """
+    target_ids = AutoTokenizer.from_pretrained(target).get_vocab()
+    drafter_ids = AutoTokenizer.from_pretrained(drafter).get_vocab()
+    if target_ids != drafter_ids:
+        token = min(token for token, _ in target_ids.items() ^ drafter_ids.items())
+        raise UnsupportedModel(
+            f"drafter {drafter} and target {target} have different tokenizers: token {token!r} is "
+            f"{drafter_ids.get(token, 'unknown')} to the drafter and {target_ids.get(token, 'unknown')} to the target"
+        )
+    known = vocabulary_size(drafter)
+    if known <= max(target_ids.values()):
+        raise UnsupportedModel(f"drafter {drafter} has {known} token ids, too few for the target's tokenizer")

@@ -1,0 +1,197 @@
+"""The drafter: proposes up to `DRAFT_LIMIT` tokens for each row with a causal language model of its own.
+
+It owns the model and its cache. Where a row asks for no drafts it only notes the tokens: the keys and values are computed
+when drafts are wanted again, at most `max_catch_up_tokens` a step, so a row without speculation costs nothing here and a
+long prompt does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adaptive_verification.contract import Draft, DraftCost, StepRequest
+from adaptive_verification.drafting.proposal import Proposal, propose
+from adaptive_verification.forward.causal_model import CausalModel
+from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
+from adaptive_verification.forward.step_rows import place_rows
+from adaptive_verification.ragged import mask
+from adaptive_verification.sampling import noise
+
+
+@dataclass(frozen=True)
+class _CatchUp:
+    """A row that wants drafts: the confirmed tokens it computes now, and how many drafts then follow."""
+
+    index: int
+    sequence: CachedSequence
+    tokens: list[int]
+    limit: int
+    """0 where the row is not caught up after this step."""
+
+
+class CausalDrafter:
+    """Drafts autoregressively with any causal language model that shares the target's tokenizer."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        target_vocab_size: int,
+        idle_seconds: float,
+        draft_top_k: int,
+        max_catch_up_tokens: int,
+    ) -> None:
+        """`target_vocab_size`: ids from there on, which padding of the drafter's embedding may add, are never drafted."""
+        self._model = model
+        self._num_ids = min(target_vocab_size, model.vocab_size)
+        self._draft_top_k = min(draft_top_k, self._num_ids)
+        self._max_catch_up_tokens = max_catch_up_tokens
+        self._table = SequenceTable(model.num_slots, model.capacity, idle_seconds)
+
+    @torch.inference_mode()
+    def step(self, request: StepRequest) -> Draft:
+        """Proposes drafts for every row that asks for them and whose context is computed."""
+        started = time.perf_counter()
+        placements = place_rows(self._table, request, self._model.vocab_size)
+        rows = self._plan(request, placements)
+        drafting = [row for row in rows if row.limit > 0]
+        proposals: list[Proposal] = []
+        prefilled = started
+        if rows:
+            logits = self._prefill(rows, len(drafting))
+            if drafting:
+                sampler = _Sampler(request, drafting, self._draft_top_k, self._model.device)
+                proposals.append(sampler.propose(logits[:, : self._num_ids], depth=0))
+                prefilled = time.perf_counter()
+                proposals += self._extend(drafting, sampler, proposals[0])
+        cost = DraftCost(
+            prefill_ms=(prefilled - started) * 1e3,
+            prefill_tokens=float(sum(len(row.tokens) for row in rows)),
+            extend_ms=(time.perf_counter() - prefilled) * 1e3,
+            drafting_rows=float(len(drafting)),
+            depth=float(len(proposals)),
+        )
+        statuses = torch.tensor([placement.status for placement in placements], dtype=torch.int32)
+        return self._assemble(statuses, drafting, proposals, cost)
+
+    def _plan(self, request: StepRequest, placements: list[Placement]) -> list[_CatchUp]:
+        """The rows to compute, deepest first: at each depth those that still draft are then the first ones."""
+        budget = self._max_catch_up_tokens
+        rows = []
+        for index, (placement, limit) in enumerate(zip(placements, request.draft_limit.tolist(), strict=True)):
+            sequence = placement.sequence
+            if sequence is None or limit <= 0:
+                continue
+            limit = min(limit, self._model.capacity - sequence.confirmed_length)
+            if limit <= 0:
+                continue
+            # the last token's logits are wanted, so it is computed, cached or not
+            sequence.computed_length = min(sequence.computed_length, sequence.confirmed_length - 1)
+            missing = sequence.missing_tokens()
+            budget_left = max(budget, 1)  # a row that lacks one token always drafts
+            chunk = missing[:budget_left]
+            budget -= len(chunk)
+            rows.append(_CatchUp(index, sequence, chunk, limit if len(chunk) == len(missing) else 0))
+        return sorted(rows, key=lambda row: -row.limit)
+
+    def _prefill(self, rows: list[_CatchUp], num_drafting: int) -> Tensor:
+        """Computes the rows' missing tokens; returns the logits `[num_drafting, vocab]` after them."""
+        batch = [Row(row.sequence.slot, row.sequence.computed_length, len(row.tokens)) for row in rows]
+        token_ids = torch.tensor([token for row in rows for token in row.tokens])
+        last_place = torch.tensor([len(row.tokens) for row in rows]).cumsum(0) - 1
+        logits = self._model.forward(token_ids, batch, last_place[: max(num_drafting, 1)].to(self._model.device))
+        for row in rows:
+            row.sequence.mark_computed(row.sequence.computed_length + len(row.tokens), [])
+        return logits
+
+    def _extend(self, drafting: list[_CatchUp], sampler: _Sampler, proposal: Proposal) -> list[Proposal]:
+        """The drafts after the first, one forward for each depth over the rows that go so deep."""
+        proposals = []
+        for depth in range(1, drafting[0].limit):
+            active = [row for row in drafting if row.limit > depth]
+            batch = [Row(row.sequence.slot, row.sequence.confirmed_length + depth - 1, 1) for row in active]
+            logits = self._model.forward(proposal.tokens[: len(active)], batch, None)
+            proposal = sampler.propose(logits[:, : self._num_ids], depth)
+            proposals.append(proposal)
+        return proposals
+
+    def _assemble(
+        self, statuses: Tensor, drafting: list[_CatchUp], proposals: list[Proposal], cost: DraftCost
+    ) -> Draft:
+        """The proposals, one for each depth over ever fewer rows, as flat tensors in the request's row order."""
+        drafted_count = torch.zeros(len(statuses), dtype=torch.int32)
+        if not proposals:
+            nothing = torch.empty(0, dtype=torch.int32)
+            return Draft(
+                drafted_count=drafted_count,
+                draft_status=statuses,
+                draft_tokens=nothing,
+                draft_log_odds=torch.empty(0),
+                candidate_count=nothing,
+                candidate_ids=nothing,
+                candidate_probs=torch.empty(0),
+                draft_cost=cost.to_tensor(),
+            )
+        index = torch.tensor([row.index for row in drafting])
+        limits = torch.tensor([row.limit for row in drafting], dtype=torch.int32)
+        drafted_count[index] = limits
+        in_row_order = index.argsort().to(self._model.device)
+        is_draft = mask(limits[index.argsort()], len(proposals)).to(self._model.device)  # [rows, K]
+
+        tokens = _stack([proposal.tokens for proposal in proposals])[in_row_order]  # [rows, K]
+        q_probs = _stack([proposal.q.probs for proposal in proposals])[in_row_order][is_draft]  # [drafts, C]
+        q_ids = _stack([proposal.q.ids for proposal in proposals])[in_row_order][is_draft]
+        log_odds = _stack([proposal.log_odds for proposal in proposals])[in_row_order][is_draft]
+        is_candidate = q_probs > 0
+        for row, drafts in zip(drafting, _stack([p.tokens for p in proposals]).tolist(), strict=True):
+            row.sequence.mark_computed(row.sequence.confirmed_length, drafts[: row.limit - 1])
+        return Draft(
+            drafted_count=drafted_count,
+            draft_status=statuses,
+            draft_tokens=tokens[is_draft].to("cpu", torch.int32),
+            draft_log_odds=log_odds.to(torch.float32),
+            candidate_count=is_candidate.sum(-1).to("cpu", torch.int32),
+            candidate_ids=q_ids[is_candidate].to(torch.int32),
+            candidate_probs=q_probs[is_candidate].to(torch.float32),
+            draft_cost=cost.to_tensor(),
+        )
+
+
+class _Sampler:
+    """The drafting rows' sampling settings, on the model's device."""
+
+    def __init__(self, request: StepRequest, drafting: list[_CatchUp], draft_top_k: int, device: torch.device) -> None:
+        index = torch.tensor([row.index for row in drafting])
+        self._temperature = request.temperature[index].to(device)
+        self._top_k = request.top_k[index].to(device, torch.int64)
+        self._top_p = request.top_p[index].to(device)
+        self._seed = request.seed[index].to(device)
+        self._block = torch.tensor([row.sequence.confirmed_length for row in drafting], device=device)
+        self._draft_top_k = draft_top_k
+
+    def propose(self, logits: Tensor, depth: int) -> Proposal:
+        """One draft of each of the first rows, as many as there are logits."""
+        rows = slice(len(logits))
+        return propose(
+            logits,
+            temperature=self._temperature[rows],
+            top_k=self._top_k[rows],
+            top_p=self._top_p[rows],
+            draft_top_k=self._draft_top_k,
+            uniforms=noise.uniform(self._seed[rows], self._block[rows], depth, noise.DRAFT),
+        )
+
+
+def _stack(by_depth: list[Tensor]) -> Tensor:
+    """`[rows_d, ...]` for each depth, ever fewer rows and maybe other widths -> `[rows, K, ...]`, zeros elsewhere."""
+    rows = len(by_depth[0])
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in by_depth), strict=True)]
+    stacked = by_depth[0].new_zeros(rows, len(by_depth), *shape)
+    for depth, tensor in enumerate(by_depth):
+        stacked[(slice(len(tensor)), depth, *(slice(size) for size in tensor.shape[1:]))] = tensor
+    return stacked

@@ -1,0 +1,85 @@
+"""What the next block is expected to survive, from what was known before it is drafted.
+
+The budget of a block must not depend on the block itself, so it is chosen from the sequence's previous block; where
+that did not reach, or there was none, from the running mean acceptance of each position (1 before anything was seen).
+The depth plan looks at a sample of everybody's recent blocks: one unlucky block is no reason to stop drafting.
+
+Shapes `[rows, K]`. Knows probabilities only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLE_SIZE = 64
+"""Recent blocks that the depth plan looks at, whatever the number of rows."""
+_KEEP_PER_STEP = 0.98
+"""The running mean's memory: the last 50 steps or so."""
+
+
+class Expectation:
+    """Running mean acceptance by position, and a sample of recent blocks.
+
+    The sample starts as blocks that survive wholly, so drafting is tried before it is judged. It is not part of the
+    state: after a restart it is soon full again.
+    """
+
+    def __init__(self, num_positions: int) -> None:
+        # [2, K]: sums of predictions and of drafts. They start as one draft of probability 1.
+        self._sums = np.ones((2, num_positions), dtype=np.float32)
+        self.recent_survival = np.ones((SAMPLE_SIZE, num_positions), dtype=np.float32)
+        self._oldest = 0
+
+    @property
+    def mean_acceptance(self) -> NDArray[np.float32]:
+        """`[K]`."""
+        return self._sums[0] / self._sums[1]
+
+    @property
+    def mean_survival(self) -> NDArray[np.float32]:
+        """`[K]`, of a block of which nothing else is known."""
+        return self.mean_acceptance.cumprod()
+
+    def add(
+        self, acceptance: NDArray[np.float32], drafted: NDArray[np.bool_], whole_survival: NDArray[np.float32]
+    ) -> None:
+        """Counts one step's predictions `[rows, k]` where drafted, and their whole blocks' survivals `[rows, K]`."""
+        drafts = drafted.sum(0)
+        if not drafts.any():
+            return
+        sums = self._sums[:, : len(drafts)]
+        sums *= np.where(drafts > 0, np.float32(_KEEP_PER_STEP), np.float32(1))
+        sums[0] += (acceptance * drafted).sum(0)
+        sums[1] += drafts
+        blocks = np.flatnonzero(drafted[:, 0])
+        blocks = blocks[(self._oldest + np.arange(min(SAMPLE_SIZE, blocks.size))) % blocks.size]  # rows take turns
+        self.recent_survival[(self._oldest + np.arange(blocks.size)) % SAMPLE_SIZE] = whole_survival[blocks]
+        self._oldest += blocks.size
+
+    def whole_block(self, acceptance: NDArray[np.float32], drafted: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Acceptance `[rows, K]` of a block `[rows, k]`, the mean where nothing was drafted."""
+        rows, depth = acceptance.shape
+        block = np.empty((rows, self._sums.shape[1]), dtype=np.float32)
+        block[:] = self.mean_acceptance
+        np.copyto(block[:, :depth], acceptance, where=drafted)
+        return block
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self._sums.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`.
+
+        Raises:
+            ValueError, KeyError, TypeError: the state is not one; nothing has changed then.
+        """
+        sums = np.asarray(state["sums"], dtype=np.float32)
+        if sums.shape != self._sums.shape or not (
+            np.isfinite(sums).all() and (sums >= 0).all() and (sums[1] > 0).all()
+        ):
+            raise ValueError(f"sums must be {list(self._sums.shape)} finite numbers, drafts above 0")
+        self._sums = sums

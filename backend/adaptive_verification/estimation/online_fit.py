@@ -1,0 +1,157 @@
+"""The online logistic regression: m shared coefficients and one intercept for each draft position.
+
+`acceptance = sigmoid(features . shared + intercept[position])`. Every step adds its labelled drafts to the sufficient
+statistics of one Newton step (IRLS); after `refit_interval` steps that step is taken, damped by how much evidence it
+rests on, and the statistics start anew, which is what lets the fit follow drift. With m = 1 this is the estimator of
+vLLM's adaptive verification ("K+1 numbers"). Memory and solve are O(K m^2), whatever the number of drafts.
+
+It knows tensors of features and labels, nothing of requests or of what the features mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INITIAL_SLOPE = 0.5
+INITIAL_INTERCEPT = -0.2
+RIDGE = 1e-3
+MAX_STEP = 8.0
+"""No coefficient moves further in one refit. Only evidence that the fit held to be impossible gets there: a rejection
+after a long run of certain acceptances is divided by almost no information, and the whole step would overshoot."""
+MAX_COEFFICIENT = 80.0
+
+
+class OnlineFit:
+    """Coefficients and the statistics of their next refit.
+
+    Args:
+        num_positions: K, draft positions.
+        num_shared: m, shared coefficients. The first is the slope of the draft's own feature and starts at 0.5; the
+            others start at 0. All stay non-negative: a feature is oriented so that more means likelier accepted.
+        refit_interval: steps folded in between two refits.
+        damping_labels: a step that rests on so many labels is halved.
+        dtype: float32 while serving; float64 for tests.
+    """
+
+    def __init__(
+        self,
+        num_positions: int,
+        num_shared: int = 1,
+        *,
+        refit_interval: int = 100,
+        damping_labels: float = 50.0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_positions = num_positions
+        self.num_shared = num_shared
+        self._refit_interval = refit_interval
+        self._damping_labels = damping_labels
+        self.shared = torch.zeros(num_shared, dtype=dtype, device=device)
+        self.shared[0] = INITIAL_SLOPE
+        self.intercepts = torch.full((num_positions,), INITIAL_INTERCEPT, dtype=dtype, device=device)
+        self.steps_since_refit = 0
+        self.refits = 0
+        size = num_shared + 1  # the intercept is the last column of a position's design
+        self._information = torch.zeros(num_positions, size, size, dtype=dtype, device=device)
+        self._gradient = torch.zeros(num_positions, size, dtype=dtype, device=device)
+        self._labels = torch.zeros(num_positions, dtype=dtype, device=device)
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Acceptance probabilities `[rows, k]` of features `[rows, k, m]`, for the first k <= K positions."""
+        return torch.sigmoid(features @ self.shared + self.intercepts[: features.shape[1]])
+
+    def fold(self, features: Tensor, accepted: Tensor, labelled: Tensor) -> bool:
+        """Adds one step's labels, and refits where that is due.
+
+        Args:
+            features: `[rows, k, m]`, finite.
+            accepted: `[rows, k]` bool; only read where labelled.
+            labelled: `[rows, k]` bool: the drafts that the target decided.
+
+        Returns:
+            Whether the coefficients were refitted.
+        """
+        self._accumulate(features, accepted, labelled)
+        self.steps_since_refit += 1
+        if self.steps_since_refit < self._refit_interval:
+            return False
+        self._refit()
+        return True
+
+    def _accumulate(self, features: Tensor, accepted: Tensor, labelled: Tensor) -> None:
+        rows, depth, _ = features.shape
+        if rows == 0 or depth == 0:
+            return
+        probability = self.predict(features)
+        counted = labelled.to(features.dtype)
+        residual = (accepted.to(features.dtype) - probability) * counted
+        weight = probability * (1 - probability) * counted
+        design = torch.cat([features, torch.ones_like(features[..., :1])], -1).transpose(0, 1)  # [k, rows, m + 1]
+        self._information[:depth].baddbmm_((design * weight.T.unsqueeze(-1)).transpose(1, 2), design)
+        self._gradient[:depth] += torch.matmul(residual.T.unsqueeze(1), design).squeeze(1)
+        self._labels[:depth] += counted.sum(0)
+
+    def _refit(self) -> None:
+        """One damped Newton step through the Schur complement of the intercepts' diagonal block, in O(K m^2 + m^3)."""
+        m = self.num_shared
+        between = self._information[:, :m, m]  # [K, m], shared x intercept
+        own = self._information[:, m, m] + RIDGE  # [K]
+        own_gradient = self._gradient[:, m]  # [K]
+        eliminated = between / own.unsqueeze(-1)  # [K, m]
+        ridge = RIDGE * torch.eye(m, dtype=own.dtype, device=own.device)
+        schur = self._information[:, :m, :m].sum(0) + ridge - between.T @ eliminated
+        reduced_gradient = self._gradient[:, :m].sum(0) - eliminated.T @ own_gradient
+        shared_step = torch.linalg.solve_ex(schur, reduced_gradient).result * self._damping(self._labels.sum())
+        shared_step = _safe(shared_step)
+        # The intercepts follow the damped shared step, so a damped slope does not leave them in the wrong place.
+        intercept_step = (own_gradient - between @ shared_step) / own * self._damping(self._labels)
+        self.shared = (self.shared + shared_step).clamp(0.0, MAX_COEFFICIENT)
+        self.intercepts = (self.intercepts + _safe(intercept_step)).clamp(-MAX_COEFFICIENT, MAX_COEFFICIENT)
+        self._information.zero_()
+        self._gradient.zero_()
+        self._labels.zero_()
+        self.steps_since_refit = 0
+        self.refits += 1
+
+    def _damping(self, labels: Tensor) -> Tensor:
+        return labels / (labels + self._damping_labels)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a restart must bring back, as plain numbers and lists."""
+        return {
+            "shared": self.shared.tolist(),
+            "intercepts": self.intercepts.tolist(),
+            "steps_since_refit": self.steps_since_refit,
+            "refits": self.refits,
+            "information": self._information.tolist(),
+            "gradient": self._gradient.tolist(),
+            "labels": self._labels.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`.
+
+        Raises:
+            ValueError: a value is missing, of another shape, or not finite; the fit is then unchanged.
+        """
+        tensors = {}
+        for name in ("shared", "intercepts", "information", "gradient", "labels"):
+            present = getattr(self, name if hasattr(self, name) else f"_{name}")
+            loaded = torch.tensor(state.get(name, []), dtype=present.dtype, device=present.device)
+            if loaded.shape != present.shape or not bool(loaded.isfinite().all()):
+                raise ValueError(f"{name} must be {list(present.shape)} finite numbers")
+            tensors[name] = loaded
+        steps_since_refit, refits = int(state["steps_since_refit"]), int(state["refits"])
+        self.shared, self.intercepts = tensors["shared"], tensors["intercepts"]
+        self._information, self._gradient = tensors["information"], tensors["gradient"]
+        self._labels = tensors["labels"]
+        self.steps_since_refit, self.refits = steps_since_refit, refits
+
+
+def _safe(step: Tensor) -> Tensor:
+    """A step with its non-finite parts dropped and the rest bounded."""
+    return torch.where(step.isfinite(), step, 0.0).clamp(-MAX_STEP, MAX_STEP)

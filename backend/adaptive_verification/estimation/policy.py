@@ -1,0 +1,169 @@
+"""Which drafts of a step are verified, and how deep the next step drafts: adaptive verification and its baselines.
+
+    adaptive      the best slots of the whole batch, as many as pay for themselves. The feature `q_max_unfitted` makes
+                  it EAGLE-2's survival, `drafter_score` that of a trained confidence head
+    off           everything that is drafted
+    fixed_length  the first N drafts of each row
+    threshold     a row's drafts until q_max falls below a threshold: the rule of Draft & Verify
+
+A policy sees one step's `Block` and keeps no state of its own but counters for display.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_verification.errors import SettingsError
+from adaptive_verification.estimation.budget import admit, best_budget
+from adaptive_verification.estimation.cost_model import CostModel
+from adaptive_verification.estimation.depth import best_depth, exploring_rows
+from adaptive_verification.settings import EstimatorSettings
+
+COLD_FACTOR = 8
+"""Exploration is so many times as frequent while hardly anything is known: the first guess may wrongly say that nothing
+pays, and then only exploration can correct it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One step's drafts. `[rows, k]` is padded to the deepest row of the step, `[rows, K]` to the deepest possible."""
+
+    counts: NDArray[np.int64]
+    """`[rows]` int64, drafts of each row, at most K."""
+    log_odds: NDArray[np.float32]
+    """`[rows, k]`, as the drafter sent them, clean."""
+    survival: NDArray[np.float32]
+    """`[rows, k]`, of this block; may only rank."""
+
+    limits: NDArray[np.int64]
+    """`[rows]` int64, drafts that each row could have had; known before the block was drafted, as all that follows."""
+    expected_survival: NDArray[np.float32]
+    """`[rows, K]`, of this block."""
+    exploring: NDArray[np.bool_]
+    """`[rows]` bool: rows that keep all their drafts."""
+    base_tokens: int
+    """Tokens that the target computes in any case."""
+    fill_tokens: int
+    """Those of them that belong to rows which sample nothing."""
+    sampling_rows: int
+
+    recent_survival: NDArray[np.float32]
+    """`[M, deepest]`, a sample of recent blocks, as deep as callers have ever asked for."""
+    step: int
+    """Counts the steps."""
+    cold: bool
+    """Whether the predictions rest on hardly any evidence."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    admitted: NDArray[np.int64]
+    """`[rows]` int64."""
+    next_limit: NDArray[np.int64]
+    """`[rows]` int64."""
+    explores_next: NDArray[np.bool_]
+    """`[rows]` bool: rows whose next block keeps all its drafts."""
+    budget: int
+    """Drafts that this step would verify at most, beside those of exploring rows."""
+    depth: int
+    """Planned depth of the rows that do not explore."""
+
+
+class Policy(Protocol):
+    def decide(self, block: Block) -> Decision: ...
+
+
+def make_policy(settings: EstimatorSettings, costs: CostModel) -> Policy:
+    """The policy that the settings ask for."""
+    deepest = settings.max_draft_tokens
+    if settings.trim == "adaptive":
+        return Adaptive(costs, deepest, settings.exploration_interval_steps)
+    if settings.trim == "fixed_length":
+        if settings.fixed_length > deepest:
+            raise SettingsError(f"fixed_length={settings.fixed_length}; it must be at most max_draft_tokens={deepest}")
+        return FixedLength(settings.fixed_length)
+    if settings.trim == "threshold":
+        return Threshold(settings.threshold, deepest)
+    return FixedLength(deepest)
+
+
+class FixedLength:
+    """The first `length` drafts of each row."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def decide(self, block: Block) -> Decision:
+        return _same_for_all(block, np.minimum(block.counts, self._length), self._length)
+
+
+class Threshold:
+    """A row's drafts up to, not including, the first whose q_max is below the threshold."""
+
+    def __init__(self, threshold: float, deepest: int) -> None:
+        with np.errstate(divide="ignore"):
+            self._least_log_odds = np.log(threshold) - np.log1p(-threshold)
+        self._deepest = deepest
+
+    def decide(self, block: Block) -> Decision:
+        is_drafted = np.arange(block.log_odds.shape[1]) < block.counts[:, None]
+        confident = is_drafted & (block.log_odds >= self._least_log_odds)
+        return _same_for_all(block, confident.cumprod(1).sum(1), self._deepest)
+
+
+class Adaptive:
+    """Expected tokens per measured millisecond. While costs are not known, everything is drafted and verified."""
+
+    def __init__(self, costs: CostModel, deepest: int, exploration_interval: int) -> None:
+        self._costs = costs
+        self._deepest = deepest
+        self._exploration_interval = exploration_interval
+
+    def decide(self, block: Block) -> Decision:
+        if not self._costs.ready:
+            return _same_for_all(block, block.counts, self._deepest)
+        budget = self._budget(block)
+        admitted = admit(block.survival, np.where(block.exploring, 0, block.counts), budget)
+        admitted = np.where(block.exploring, block.counts, admitted)
+        depth = self._depth(block)
+        # The full plan is no limit at all, so a caller that would draft deeper still shows it.
+        next_limit = np.full_like(block.counts, depth if depth < block.recent_survival.shape[1] else self._deepest)
+        explores = np.zeros_like(block.exploring)
+        interval = self._exploration_interval if not block.cold else max(1, self._exploration_interval // COLD_FACTOR)
+        rows = list(exploring_rows(block.step + 1, len(next_limit), interval))
+        next_limit[rows] = self._deepest
+        explores[rows] = True
+        return Decision(admitted, next_limit, explores, budget, depth)
+
+    def _budget(self, block: Block) -> int:
+        competing = np.where(block.exploring, 0, block.limits)
+        most, all_limits = int(competing.sum()), int(block.limits.sum())
+        if most == 0:
+            return 0
+        depth = int(block.limits.max())
+        step_ms = self._costs.verify_ms(block.base_tokens + all_limits - most + np.arange(most + 1))
+        step_ms += self._costs.draft_ms(block.base_tokens, np.count_nonzero(block.limits), depth)[depth]
+        return best_budget(block.expected_survival[:, :depth], competing, block.sampling_rows, step_ms)
+
+    def _depth(self, block: Block) -> int:
+        rows = block.sampling_rows or len(block.counts)
+        sample, deepest = block.recent_survival.shape
+        if rows == 0 or deepest == 0:
+            return deepest
+        base_tokens = rows + block.fill_tokens
+        verify_ms = self._costs.verify_ms(base_tokens + np.arange(sample * deepest + 1) * (rows / sample))
+        return best_depth(block.recent_survival, rows, verify_ms, self._costs.draft_ms(base_tokens, rows, deepest))
+
+
+def _same_for_all(block: Block, admitted: NDArray[np.int64], next_limit: int) -> Decision:
+    return Decision(
+        admitted=admitted,
+        next_limit=np.full_like(block.counts, next_limit),
+        explores_next=np.zeros_like(block.exploring),
+        budget=int(admitted.sum()),
+        depth=next_limit,
+    )

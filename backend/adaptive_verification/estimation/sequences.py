@@ -1,0 +1,86 @@
+"""What the estimator remembers of each sequence between two steps, bounded.
+
+For every sequence: the last block (features, predictions, how many drafts were admitted, at which length) until its
+labels arrive, what its next block may expect, and its residual history. The least recently used sequence
+is forgotten when there is no room; `release` forgets at once. Pure storage: what to put there is the stage's business.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_verification.errors import ContractError
+
+
+class SequenceMemory:
+    """One row of preallocated arrays for each sequence.
+
+    Args:
+        capacity: sequences remembered at most; also the most rows of one step.
+        num_positions: K.
+    """
+
+    def __init__(self, capacity: int, num_positions: int) -> None:
+        self._slot_of: OrderedDict[int, int] = OrderedDict()  # least recently used first
+        self._free = list(range(capacity - 1, -1, -1))
+        self.capacity = capacity
+        self.has_block = np.zeros(capacity, dtype=bool)
+        self.confirmed_tokens = np.zeros(capacity, dtype=np.int64)
+        """Confirmed tokens when the last block was drafted."""
+        self.admitted = np.zeros(capacity, dtype=np.int64)
+        """Drafts of the last block that await their labels."""
+        self.exploring = np.zeros(capacity, dtype=bool)
+        """Whether the next block keeps all its drafts."""
+        self.feature = np.zeros((capacity, num_positions), dtype=np.float32)
+        """Of the last block, as the next three."""
+        self.prediction = np.zeros((capacity, num_positions), dtype=np.float32)
+        self.history = np.zeros(capacity, dtype=np.float32)
+        self.survival = np.zeros((capacity, num_positions), dtype=np.float32)
+        self.residual_sum = np.zeros(capacity, dtype=np.float32)
+        self.information_sum = np.zeros(capacity, dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._slot_of
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        """Forgets the sequences; unknown ids are ignored."""
+        for sequence_id in sequence_ids:
+            slot = self._slot_of.pop(sequence_id, None)
+            if slot is not None:
+                self._free.append(slot)
+
+    def slots(self, sequence_ids: list[int], survival: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The slot of each sequence. One not met before is expected to survive like `survival` `[K]`.
+
+        Raises:
+            ContractError: more rows than sequences can be remembered.
+        """
+        if len(sequence_ids) > self.capacity:
+            raise ContractError(
+                f"SEQUENCE_ID has {len(sequence_ids)} rows; the estimator's max_sequences allows {self.capacity}"
+            )
+        slot_of = self._slot_of
+        for sequence_id in sequence_ids:  # what this step uses is not evicted for it
+            if sequence_id in slot_of:
+                slot_of.move_to_end(sequence_id)
+        fresh = []
+        for sequence_id in sequence_ids:
+            if sequence_id not in slot_of:
+                slot = self._free.pop() if self._free else slot_of.popitem(last=False)[1]
+                slot_of[sequence_id] = slot
+                fresh.append(slot)
+        if fresh:
+            self.has_block[fresh] = False
+            self.admitted[fresh] = 0
+            self.exploring[fresh] = False
+            self.residual_sum[fresh] = 0.0
+            self.information_sum[fresh] = 0.0
+            self.survival[fresh] = survival
+        return np.fromiter((slot_of[sequence_id] for sequence_id in sequence_ids), np.int64, len(sequence_ids))

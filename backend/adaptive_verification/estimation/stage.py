@@ -1,0 +1,316 @@
+"""The estimator of the chain: folds in labels and costs, scores every draft, trims across the batch, plans the depth.
+
+A step's order matters for losslessness: everything that the budget rests on (fit, expectations, costs, exploration) is
+fixed by earlier steps before the block's own scores are looked at, and those only rank.
+
+It knows the contract's messages and this folder's parts, nothing of models, caches or Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive_verification.contract.costs import DraftCost, StepCost
+from adaptive_verification.contract.messages import FILL_ONLY, NO_LABEL, STATUS_OK, Draft, Estimate, StepRequest
+from adaptive_verification.estimation.budget import survival
+from adaptive_verification.estimation.calibration import Calibration
+from adaptive_verification.estimation.cost_model import CostCurve, CostModel, read_curves
+from adaptive_verification.estimation.evidence import history_feature, history_increments
+from adaptive_verification.estimation.expectation import Expectation
+from adaptive_verification.estimation.features import clean_log_odds, serving_feature
+from adaptive_verification.estimation.online_fit import OnlineFit
+from adaptive_verification.estimation.policy import Block, make_policy
+from adaptive_verification.estimation.sequences import SequenceMemory
+from adaptive_verification.estimation.state import StateFile
+from adaptive_verification.settings import EstimatorSettings
+
+logger = logging.getLogger(__name__)
+
+STEPS_BETWEEN_CURVE_READS = 64
+COLD_REFITS = 3
+"""So many refits make a fit of the first guess: each moves it by one damped Newton step."""
+DRAFTED, ADMITTED, ACCEPTED = range(3)
+"""Rows of `EstimatorStage.counts`."""
+
+
+class EstimatorStage:
+    """One decode step's estimator.
+
+    Args:
+        settings: see `EstimatorSettings`.
+        evidence_key: what trusted callers send as `EVIDENCE_KEY`. Labels and costs of others are ignored; None: of all.
+        curves: measured cost curves, where they do not come from the state directory.
+        clock: seconds, monotonic.
+
+    Raises:
+        SettingsError: the settings ask for something that would be wrong.
+    """
+
+    def __init__(
+        self,
+        settings: EstimatorSettings,
+        *,
+        evidence_key: int | None = None,
+        curves: Mapping[str, CostCurve] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.settings = settings
+        self._evidence_key = None if evidence_key is None else evidence_key % 2**64
+        self._clock = clock
+        self._feature = serving_feature(settings.feature)
+        num_positions = settings.max_draft_tokens
+        self._uses_history = settings.evidence == "history"
+        self.fit = OnlineFit(
+            num_positions,
+            2 if self._uses_history else 1,
+            refit_interval=settings.refit_interval,
+            damping_labels=settings.damping_labels,
+        )
+        self.costs = CostModel(curves)
+        self.calibration = Calibration(num_positions, settings.calibration_half_life_steps)
+        self.counts = np.zeros((3, num_positions), dtype=np.int64)
+        """`[kind, position]`: DRAFTED, ADMITTED and ACCEPTED drafts since the state began."""
+        self.steps = 0
+        self.last_budget = 0
+        self.last_depth = num_positions
+        self._policy = make_policy(settings, self.costs)
+        self._expectation = Expectation(num_positions)
+        self._memory = SequenceMemory(settings.max_sequences, num_positions)
+        self._deepest_asked = 0
+        self._last_start: float | None = None
+        self._last_estimate_ms = 0.0
+        self._file = StateFile(settings.state_directory, self._fingerprint()) if settings.state_directory else None
+        if self._file is not None:
+            self._file.load(self.load_state_dict)
+
+    def trusts(self, request: StepRequest) -> bool:
+        """Whether the request's labels and costs may teach this estimator."""
+        key = request.evidence_key
+        return self._evidence_key is not None and key.numel() == 1 and int(key) % 2**64 == self._evidence_key
+
+    def without_foreign_evidence(self, request: StepRequest) -> StepRequest:
+        """The request as it may be merged with others: an untrusted caller's labels and costs are taken out."""
+        if self.trusts(request):
+            return request
+        return dataclasses.replace(
+            request,
+            previous_accepted=torch.full_like(request.previous_accepted, NO_LABEL),
+            previous_cost=request.previous_cost[:0],
+        )
+
+    @torch.inference_mode()
+    def step(self, request: StepRequest, draft: Draft) -> Estimate:
+        """Decides about one step's drafts. Repeating a step is harmless: no label counts twice.
+
+        Raises:
+            ContractError: more rows than `max_sequences`.
+        """
+        started = self._clock()
+        self._memory.release(request.release.tolist())
+        slots = self._memory.slots(request.sequence_id.tolist(), self._expectation.mean_survival)
+        confirmed_tokens = (request.context_length + request.token_count).numpy().astype(np.int64)
+        if self.trusts(request):
+            refitted = self._fold_labels(request.previous_accepted.numpy(), slots, confirmed_tokens)
+            if refitted and self._file is not None:
+                self._file.save_soon(self.state_dict())
+            self._observe_costs(request.previous_cost, draft.draft_cost, started)
+
+        block = self._score(request, draft, slots, confirmed_tokens)
+        decision = self._policy.decide(block)
+
+        admitted = decision.admitted
+        self._memory.has_block[slots] = True
+        self._memory.confirmed_tokens[slots] = confirmed_tokens
+        self._memory.admitted[slots] = admitted
+        self._memory.exploring[slots] = decision.explores_next
+        self._count(DRAFTED, block.counts)
+        self._count(ADMITTED, admitted)
+        self.last_budget, self.last_depth = decision.budget, decision.depth
+        self.steps += 1
+        self._last_start = started
+        self._last_estimate_ms = (self._clock() - started) * 1e3
+        return Estimate(
+            admitted_count=torch.from_numpy(admitted.astype(np.int32)),
+            next_draft_limit=torch.from_numpy(decision.next_limit.astype(np.int32)),
+            estimate_cost=torch.tensor([self._last_estimate_ms], dtype=torch.float32),
+        )
+
+    def _fold_labels(
+        self, accepted_count: NDArray[np.int32], slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]
+    ) -> bool:
+        """Grades the drafts that were admitted in the sequences' last steps. Returns whether the fit was renewed.
+
+        A label counts only where the sequence has grown by exactly what it claims: its accepted drafts and one token.
+        A step that is sent again has not grown since, so its labels, already counted, do not count again.
+        """
+        memory = self._memory
+        admitted = memory.admitted[slots]
+        grown = confirmed_tokens - memory.confirmed_tokens[slots]
+        rows = np.flatnonzero(
+            (accepted_count >= 0) & (accepted_count <= admitted) & (admitted > 0) & (grown == accepted_count + 1)
+        )
+        slots, admitted, accepted_count = slots[rows], admitted[rows], accepted_count[rows]
+        self._count(ACCEPTED, accepted_count)
+        position = np.arange(admitted.max(initial=0))
+        accepted = position < accepted_count[:, None]
+        labelled = position < np.minimum(accepted_count + 1, admitted)[:, None]
+
+        feature, prediction = memory.feature[slots, : position.size], memory.prediction[slots, : position.size]
+        history = memory.history[slots]
+        if self._uses_history:
+            unaided = self.fit.predict(self._design(feature, np.zeros_like(history))).numpy()
+            residual, information = history_increments(unaided, accepted, labelled)
+            memory.residual_sum[slots] += residual
+            memory.information_sum[slots] += information
+        self.calibration.update(prediction, accepted, labelled)
+        if not self._feature.fitted:
+            return False
+        return self.fit.fold(self._design(feature, history), torch.from_numpy(accepted), torch.from_numpy(labelled))
+
+    def _observe_costs(self, previous_cost: Tensor, draft_cost: Tensor, now: float) -> None:
+        if self._file is not None and self.steps % STEPS_BETWEEN_CURVE_READS == 0:
+            self.costs.measured(read_curves(self.settings.state_directory))
+        previous, drafting = StepCost.from_tensor(previous_cost), DraftCost.from_tensor(draft_cost)
+        if previous is None:
+            return
+        self.costs.observe(previous)
+        if self._last_start is not None and drafting is not None:
+            in_stages = self._last_estimate_ms + previous.verify_ms + drafting.prefill_ms + drafting.extend_ms
+            self.costs.observe_other(max(0.0, (now - self._last_start) * 1e3 - in_stages))
+
+    def _score(
+        self, request: StepRequest, draft: Draft, slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]
+    ) -> Block:
+        """This step's predictions, beside all that was known before; remembers them for the next step."""
+        memory, deepest = self._memory, self.settings.max_draft_tokens
+        served = draft.draft_status.numpy() == STATUS_OK
+        asked = np.where(served, request.draft_limit.numpy(), FILL_ONLY)
+        limits = asked.clip(0, deepest).astype(np.int64)
+        drafted = draft.drafted_count.numpy().astype(np.int64)
+        counts = np.minimum(drafted, deepest)
+        depth = int(max(counts.max(initial=0), limits.max(initial=0)))
+        self._deepest_asked = max(self._deepest_asked, depth)
+        new_tokens = self._uncached_tokens(request.token_count.numpy(), slots, confirmed_tokens)
+
+        log_odds = clean_log_odds(torch.from_numpy(_padded(draft.draft_log_odds.numpy(), drafted, depth)))  # [rows, k]
+        feature = self._from_log_odds(log_odds).numpy()
+        history = history_feature(memory.residual_sum[slots], memory.information_sum[slots])
+        predict = self.fit.predict if self._feature.fitted else _unfitted
+        prediction = predict(self._design(feature, history)).numpy()
+        is_drafted = np.arange(depth) < counts[:, None]
+        expected_survival = memory.survival[slots]
+        whole_survival = survival(self._expectation.whole_block(prediction, is_drafted))
+        self._expectation.add(prediction, is_drafted, whole_survival)
+
+        memory.feature[slots, :depth] = feature
+        memory.prediction[slots, :depth] = prediction
+        memory.history[slots] = history
+        memory.survival[slots] = whole_survival
+        return Block(
+            counts=counts,
+            log_odds=log_odds.numpy(),
+            survival=whole_survival[:, :depth],
+            limits=limits,
+            expected_survival=expected_survival,
+            exploring=memory.exploring[slots],
+            base_tokens=int(new_tokens[served].sum()),
+            fill_tokens=int(new_tokens[served & (asked == FILL_ONLY)].sum()),
+            sampling_rows=int((asked != FILL_ONLY).sum()),
+            recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],
+            step=self.steps,
+            cold=self._feature.fitted and self.fit.refits < COLD_REFITS,
+        )
+
+    def _uncached_tokens(
+        self, token_count: NDArray[np.int32], slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        """Tokens of each row that the target must compute beside the drafts: one for a row that goes on decoding."""
+        memory = self._memory
+        grown = confirmed_tokens - memory.confirmed_tokens[slots]
+        decoding = memory.has_block[slots] & (grown >= 0) & (grown <= memory.admitted[slots] + 1)
+        return np.where(decoding, 1, token_count)
+
+    def _design(self, feature: NDArray[np.float32], history: NDArray[np.float32]) -> Tensor:
+        """`[rows, k, m]` for the fit, from the draft's feature `[rows, k]` and the sequence's history `[rows]`."""
+        design = np.empty((*feature.shape, self.fit.num_shared), dtype=np.float32)
+        design[..., 0] = feature
+        if self._uses_history:
+            design[..., 1] = history[:, None]
+        return torch.from_numpy(design)
+
+    def _from_log_odds(self, log_odds: Tensor) -> Tensor:
+        assert self._feature.from_log_odds is not None  # `serving_feature` refuses others
+        return self._feature.from_log_odds(log_odds)
+
+    def _count(self, kind: int, counts: NDArray[Any]) -> None:
+        """Adds rows' counts to the counters by position."""
+        deepest = self.counts.shape[1]
+        rows_by_count = np.bincount(counts, minlength=deepest + 1)
+        self.counts[kind] += len(counts) - rows_by_count.cumsum()[:deepest]
+
+    def _fingerprint(self) -> dict[str, Any]:
+        settings = self.settings
+        names = ("target", "drafter", "max_draft_tokens", "feature", "evidence", "acceptance")
+        return {name: getattr(settings, name) for name in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a restart brings back. Sequences are not kept: their labels would come from another life."""
+        return {
+            "fit": self.fit.state_dict(),
+            "costs": self.costs.state_dict(),
+            "calibration": self.calibration.state_dict(),
+            "expectation": self._expectation.state_dict(),
+            "steps": self.steps,
+            "counts": self.counts.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`.
+
+        Raises:
+            ValueError, KeyError, TypeError: the state is not one; nothing has changed then.
+        """
+        before = self.state_dict()
+        try:
+            self._restore(state)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self._restore(before)
+            raise
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        counts = np.asarray(state["counts"], dtype=np.int64)
+        if counts.shape != self.counts.shape:
+            raise ValueError(f"counts must be {list(self.counts.shape)} numbers")
+        self.fit.load_state_dict(state["fit"])
+        self.costs.load_state_dict(state["costs"])
+        self.calibration.load_state_dict(state["calibration"])
+        self._expectation.load_state_dict(state["expectation"])
+        self.steps = int(state["steps"])
+        self.counts = counts
+
+    def close(self) -> None:
+        """Writes the state, where it is kept. At unload."""
+        if self._file is not None:
+            self._file.close(self.state_dict())
+
+
+def _padded(values: NDArray[np.float32], counts: NDArray[np.int64], depth: int) -> NDArray[np.float32]:
+    """Ragged values as `[rows, depth]`; what a row has beyond is cut, what it lacks is arbitrary."""
+    if values.size == 0:
+        return np.zeros((counts.size, depth), dtype=np.float32)
+    index = (counts.cumsum() - counts)[:, None] + np.arange(depth)
+    return values[index.clip(max=values.size - 1)]
+
+
+def _unfitted(design: Tensor) -> Tensor:
+    """The draft's feature `[rows, k]` taken as the log-odds of acceptance; design `[rows, k, m]`."""
+    return torch.sigmoid(design[..., 0])

@@ -1,0 +1,121 @@
+"""The thread that talks to clients: what a step did -> text -> responses; cancellation; metrics.
+
+Sending a response and asking whether a client has gone are round trips to the server's process, so they happen here
+and overlap the next step. Knows streams and sinks; not how steps are made.
+
+Never more than `MAX_STEPS_BEHIND` steps are kept: where clients are served more slowly than steps are made, a stream's
+responses of several steps become one, and if even that does not help, the loop waits. A client that reads slowly costs
+memory in the server's process alone, and stops nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from adaptive_verification.errors import AdaptiveVerificationError
+from adaptive_verification.generation.sequence import Sequence
+from adaptive_verification.generation.statistics import EngineMetrics, StepRecord
+from adaptive_verification.generation.text_stream import SequenceUpdate, TextStream
+
+MAX_STEPS_BEHIND = 4
+MAX_CANCELLATION_POLLS_PER_STEP = 64
+
+logger = logging.getLogger(__name__)
+
+
+class StepOutcome(NamedTuple):
+    """What the loop tells the responder after each step."""
+
+    updates: list[SequenceUpdate]
+    open_sequences: list[Sequence]
+    """All sequences that have not ended."""
+    record: StepRecord | None
+    """None where nothing was computed."""
+
+
+class Responder:
+    """Owns the thread, and every `TextStream` once it is in the engine."""
+
+    def __init__(self, cancel: Callable[[int], None], metrics: EngineMetrics | None) -> None:
+        self._cancel = cancel
+        self._metrics = metrics
+        self._outcomes: queue.Queue[StepOutcome | None] = queue.Queue(maxsize=MAX_STEPS_BEHIND)
+        self._num_polled = 0
+        self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, outcome: StepOutcome) -> None:
+        """Hands an outcome over; waits while the responder is `MAX_STEPS_BEHIND`. Hold no lock."""
+        self._outcomes.put(outcome)
+
+    def close(self) -> None:
+        """Sends what was posted, then ends the thread."""
+        self._outcomes.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            posted = [self._outcomes.get()]
+            while not self._outcomes.empty():
+                posted.append(self._outcomes.get())
+            outcomes = [outcome for outcome in posted if outcome is not None]
+            closing = len(outcomes) < len(posted)
+            if outcomes:
+                self._respond(outcomes)
+                self._poll_cancelled(outcomes[-1].open_sequences)
+                self._publish(outcomes)
+
+    def _respond(self, outcomes: list[StepOutcome]) -> None:
+        updates_of: dict[int, list[SequenceUpdate]] = {}
+        for outcome in outcomes:
+            for update in outcome.updates:
+                updates_of.setdefault(update.sequence_id, []).append(update)
+        for sequence_id, updates in updates_of.items():
+            stream = updates[0].stream
+            try:
+                for update in updates:
+                    stream.take(update)
+                stream.send()
+            except Exception:
+                self._abandon(sequence_id, stream)
+            if stream.stopped:
+                self._cancel(sequence_id)
+
+    def _poll_cancelled(self, sequences: list[Sequence]) -> None:
+        """Asks for as many sequences as a step may afford, in turn."""
+        num_polls = min(len(sequences), MAX_CANCELLATION_POLLS_PER_STEP)
+        for _ in range(num_polls):
+            self._num_polled += 1
+            sequence = sequences[self._num_polled % len(sequences)]
+            try:
+                if sequence.stream.is_cancelled():
+                    self._cancel(sequence.id)
+            except Exception:
+                self._abandon(sequence.id, sequence.stream)
+
+    def _abandon(self, sequence_id: int, stream: TextStream) -> None:
+        """A stream whose text cannot be made, or whose client cannot be reached."""
+        logger.exception("request %d ends: its response failed", sequence_id)
+        self._cancel(sequence_id)
+        try:
+            stream.fail(AdaptiveVerificationError("the response could not be made"))
+        except Exception:
+            logger.exception("request %d: its client cannot be reached", sequence_id)
+
+    def _publish(self, outcomes: list[StepOutcome]) -> None:
+        if self._metrics is None:
+            return
+        try:
+            for outcome in outcomes:
+                if outcome.record is not None:
+                    self._metrics.observe(outcome.record)
+        except Exception:
+            logger.exception("metrics could not be published; none will be from here on")
+            self._metrics = None

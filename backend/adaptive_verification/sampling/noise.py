@@ -1,0 +1,44 @@
+"""Uniform numbers as a pure function of their key: no generator state, so no dependence on the batch, device or order.
+
+The key is (seed, block, offset, purpose). `block` is the sequence's length where a step's block of drafts begins, so every
+step draws fresh numbers even for a position that an earlier step drafted and lost; otherwise a budget that looks at the
+last block's scores would know something of this block's tokens. A repeated step draws the same numbers.
+
+The mixing function is splitmix64's finalizer (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014), applied once for each word of the key.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DRAFT = 0
+"""Which candidate the drafter draws."""
+ACCEPT = 1
+"""Whether the target accepts a draft."""
+FINAL = 2
+"""Which token follows the accepted drafts."""
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def uniform(seed: Tensor, block: Tensor, offset: Tensor | int, purpose: int) -> Tensor:
+    """Uniform in [0, 1), float64, one for each entry of the broadcast arguments (int64, any device)."""
+    word = _mix(seed + _GOLDEN)
+    word = _mix(word + block.to(torch.int64) * 8 + purpose)
+    word = _mix(word + torch.as_tensor(offset, dtype=torch.int64, device=seed.device) * _GOLDEN)
+    return _shift_right(word, 11).to(torch.float64) * 2.0**-53
+
+
+def _mix(word: Tensor) -> Tensor:
+    word = (word ^ _shift_right(word, 30)) * _MIX_1
+    word = (word ^ _shift_right(word, 27)) * _MIX_2
+    return word ^ _shift_right(word, 31)
+
+
+def _shift_right(word: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's is arithmetic."""
+    return (word >> bits) & ((1 << (64 - bits)) - 1)

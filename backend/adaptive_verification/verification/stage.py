@@ -1,0 +1,140 @@
+"""The verifier: one ragged forward of the target over all rows' missing tokens and admitted drafts, then acceptance.
+
+It owns the target model and its cache. It knows nothing of how drafts were made or chosen: it sees tokens, the
+distributions they were drawn from, and how many of them are admitted.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from adaptive_verification.contract import (
+    STATUS_OK,
+    Draft,
+    DraftCost,
+    Estimate,
+    StepCost,
+    StepRequest,
+    StepResult,
+)
+from adaptive_verification.forward.causal_model import CausalModel
+from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
+from adaptive_verification.forward.step_rows import place_rows
+from adaptive_verification.ragged import pad
+from adaptive_verification.verification.acceptance import Accepted, Block, accept
+
+
+class VerifierStage:
+    """See the module. One instance owns one model and one cache."""
+
+    def __init__(self, model: CausalModel, idle_seconds: float) -> None:
+        self._model = model
+        self._table = SequenceTable(model.num_slots, model.capacity, idle_seconds)
+
+    @torch.inference_mode()
+    def step(self, request: StepRequest, draft: Draft, estimate: Estimate) -> StepResult:
+        """Verifies one step. A row that the drafter could not place gets the drafter's status, and no output."""
+        started = time.perf_counter()
+        placements = place_rows(self._table, request, self._model.vocab_size, draft.draft_status.tolist())
+        admitted = self._admitted_counts(draft, estimate, placements)
+        samples = request.samples.tolist()
+        live = [(i, placement.sequence) for i, placement in enumerate(placements) if placement.sequence is not None]
+        for i, sequence in live:
+            if samples[i]:  # its last token's logits are wanted, so that token is computed, cached or not
+                sequence.computed_length = min(sequence.computed_length, sequence.confirmed_length - 1)
+
+        drafts_of_rows = draft.draft_tokens.split(draft.drafted_count.tolist())
+        admitted_drafts = {i: drafts_of_rows[i][: admitted[i]].tolist() for i, _ in live}
+        rows, token_ids, logit_places = _pack(live, samples, admitted_drafts)
+        output_count = torch.zeros(request.num_rows, dtype=torch.int32)
+        output_tokens, log_probs = torch.empty(0, dtype=torch.int32), torch.empty(0)
+        if rows:
+            logits = self._model.forward(
+                torch.tensor(token_ids), rows, torch.tensor(logit_places, dtype=torch.int64, device=self._model.device)
+            )
+            for i, sequence in live:
+                sequence.mark_computed(sequence.confirmed_length, admitted_drafts[i])
+            sampling = torch.tensor([i for i, _ in live if samples[i]], dtype=torch.int64)
+            if len(sampling):
+                outcome = self._accept(logits, request, draft, admitted, sampling)
+                output_count[sampling] = outcome.accepted.to("cpu", torch.int32) + 1
+                output_tokens = outcome.output_tokens.to("cpu", torch.int32)
+                log_probs = outcome.log_probs.cpu()
+
+        cost = StepCost(
+            draft=DraftCost.from_tensor(draft.draft_cost) or DraftCost.nothing(),
+            estimate_ms=float(estimate.estimate_cost[0]) if estimate.estimate_cost.numel() else 0.0,
+            verify_ms=(time.perf_counter() - started) * 1e3,
+            verify_rows=float(len(rows)),
+            verify_tokens=float(len(token_ids)),
+        )
+        return StepResult(
+            output_count=output_count,
+            status=torch.tensor([placement.status for placement in placements], dtype=torch.int32),
+            drafted_count=draft.drafted_count,
+            admitted_count=torch.tensor(admitted, dtype=torch.int32),
+            next_draft_limit=estimate.next_draft_limit,
+            output_tokens=output_tokens,
+            log_probs=log_probs,
+            step_cost=cost.to_tensor(),
+        )
+
+    def _admitted_counts(self, draft: Draft, estimate: Estimate, placements: list[Placement]) -> list[int]:
+        """The estimator's counts, cut to what was drafted and to the room left in the cache."""
+        return [
+            max(0, min(admitted, drafted, self._model.capacity - placement.sequence.confirmed_length))
+            if placement.sequence is not None
+            else 0
+            for admitted, drafted, placement in zip(
+                estimate.admitted_count.tolist(), draft.drafted_count.tolist(), placements, strict=True
+            )
+        ]
+
+    def _accept(
+        self, logits: Tensor, request: StepRequest, draft: Draft, admitted: list[int], sampling: Tensor
+    ) -> Accepted:
+        device = self._model.device
+        q_ids = pad(pad(draft.candidate_ids, draft.candidate_count), draft.drafted_count)  # [n, K, C]
+        q_probs = pad(pad(draft.candidate_probs.to(torch.float64), draft.candidate_count), draft.drafted_count)
+        q_probs = q_probs / q_probs.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        draft_tokens = pad(draft.draft_tokens, draft.drafted_count)  # [n, K]
+        confirmed_length = request.context_length + request.token_count
+        return accept(
+            logits,
+            Block(
+                admitted=torch.tensor(admitted)[sampling].to(device),
+                draft_tokens=draft_tokens[sampling].to(device, torch.int64),
+                q_ids=q_ids[sampling.to(q_ids.device)].to(device, torch.int64),
+                q_probs=q_probs[sampling.to(q_probs.device)].to(device),
+                temperature=request.temperature[sampling].to(device),
+                top_k=request.top_k[sampling].to(device, torch.int64),
+                top_p=request.top_p[sampling].to(device),
+                seed=request.seed[sampling].to(device),
+                block=confirmed_length[sampling].to(device, torch.int64),
+            ),
+        )
+
+
+def _pack(
+    live: list[tuple[int, CachedSequence]], samples: list[bool], drafts: dict[int, list[int]]
+) -> tuple[list[Row], list[int], list[int]]:
+    """The forward's rows, its tokens, and the packed places whose logits acceptance needs.
+
+    Those are, for each sampling row, its last confirmed token and its drafts.
+    """
+    rows: list[Row] = []
+    token_ids: list[int] = []
+    logit_places: list[int] = []
+    for i, sequence in live:
+        new_tokens = sequence.missing_tokens() + drafts[i]
+        if not new_tokens:
+            continue
+        rows.append(Row(sequence.slot, sequence.computed_length, len(new_tokens)))
+        token_ids += new_tokens
+        if samples[i]:
+            logit_places += range(len(token_ids) - len(drafts[i]) - 1, len(token_ids))
+    return rows, token_ids, logit_places

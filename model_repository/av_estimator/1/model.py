@@ -1,0 +1,21 @@
+"""The second stage of a step: see `adaptive_verification.estimation`."""
+
+import json
+
+import triton_python_backend_utils as pb_utils
+
+from adaptive_verification.contract import Draft, StepRequest
+from adaptive_verification.contract.triton_stage import TritonStage
+from adaptive_verification.estimation.stage import EstimatorStage
+from adaptive_verification.serving import environment
+from adaptive_verification.settings import EstimatorSettings
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        settings = EstimatorSettings.from_parameters(json.loads(args["model_config"])["parameters"])
+        estimator = EstimatorStage(settings, evidence_key=environment.evidence_key())
+        self._stage = TritonStage(pb_utils, [StepRequest, Draft], estimator.step)
+
+    def execute(self, requests):
+        return self._stage.execute(requests)
