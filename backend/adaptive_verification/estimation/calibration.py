@@ -49,20 +49,20 @@ class Calibration:
         self._log_loss = np.zeros(num_positions)
 
     def update(
-        self, probability: NDArray[np.float32], accepted: NDArray[np.bool_], labelled: NDArray[np.bool_]
+        self, probability: NDArray[np.float32], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
     ) -> None:
-        """Counts one step's labels. All `[rows, k]`; probabilities as they were when the drafts were scored."""
-        _, position = labelled.nonzero()
+        """Counts one step's labels. All `[rows, k]`: predictions when the drafts were scored, 0 or 1, 0 or 1."""
+        row, position = labelled.nonzero()
         if position.size == 0:
             return
-        predicted, label = probability[labelled].astype(np.float64), accepted[labelled]
+        predicted, label = probability[row, position].astype(np.float64), accepted[row, position].astype(np.int64)
         self._weight *= self._growth
         if self._weight > _LARGEST_WEIGHT:
             self._fade(1 / self._weight)
         cell = position * NUM_BINS + np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
         np.add.at(self._counts.reshape(-1), label * self._predicted.size + cell, self._weight)
         np.add.at(self._predicted.reshape(-1), cell, predicted * self._weight)
-        loss = -np.log(np.maximum(np.where(label, predicted, 1 - predicted), _SMALLEST))
+        loss = -np.log(np.maximum(np.where(label > 0, predicted, 1 - predicted), _SMALLEST))
         np.add.at(self._log_loss, position, loss * self._weight)
 
     def _fade(self, factor: float) -> None:

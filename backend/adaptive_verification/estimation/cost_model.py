@@ -1,7 +1,7 @@
 """What a step costs, as a function of its size: measured at load, refined by every live step.
 
 A curve's shape comes from the measurement at load. Live times move its level (the machine is busier, contexts are
-longer) and single sizes of it. One observation moves an estimate by at most 4 %, so a hiccup does not matter; what is
+longer) and single sizes of it. One observation moves an estimate by at most 3 %, so a hiccup does not matter; what is
 no longer observed drifts back to what was measured, so a bad spell at some size, or of the drafter, cannot keep that
 size from ever being tried again.
 
@@ -39,7 +39,10 @@ DRAFT_EXTEND = "draft_extend"
 """One of the drafter's further forwards, a token a row, by rows in it."""
 
 LEARNING_RATE = 0.02
-"""Largest relative move by one observation, of a curve's level and of a size's deviation from it each."""
+"""Largest relative move of a curve's level by one observation."""
+_DEVIATION_SHARE = 0.25
+"""A size's deviation moves so much less than the level, so a bad spell goes into the level and out of it again. Were it
+the same, sizes that the spell kept from being used would stay dear after it."""
 _PROPORTIONAL_WITHIN = 0.1
 """Relative error below which the move shrinks in proportion (a Huber estimate: between mean and median)."""
 _LARGEST_LEVEL = math.log(16.0)
@@ -149,6 +152,7 @@ class LiveCurve:
         upper, share = self._segment(size)
         share = min(1.0, max(0.0, share))
         deviations = [deviation * (1 - _FORGETTING) for deviation in self._deviations]
+        move *= _DEVIATION_SHARE
         deviations[upper - 1] = _within(_LARGEST_DEVIATION, deviations[upper - 1] + move * (1 - share))
         deviations[upper] = _within(_LARGEST_DEVIATION, deviations[upper] + move * share)
         self._deviations = deviations

@@ -21,9 +21,9 @@ def history_feature(residual_sum: NDArray[np.float32], information_sum: NDArray[
 
 
 def history_increments(
-    probability: NDArray[np.float32], accepted: NDArray[np.bool_], labelled: NDArray[np.bool_]
+    probability: NDArray[np.float32], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """What one step's labels add to the two sums. Arguments `[rows, k]`; predictions without h."""
+    """What one step's labels add to the two sums. Arguments `[rows, k]`: predictions without h, 0 or 1, 0 or 1."""
     residual = ((accepted - probability) * labelled).sum(1)
     information = (probability * (1 - probability) * labelled).sum(1)
     return residual, information

@@ -53,12 +53,12 @@ class Expectation:
             return
         sums = self._sums[:, : len(drafts)]
         sums *= np.where(drafts > 0, np.float32(_KEEP_PER_STEP), np.float32(1))
-        sums[0] += (acceptance * drafted).sum(0)
+        sums[0] += acceptance.sum(0, where=drafted)
         sums[1] += drafts
         blocks = np.flatnonzero(drafted[:, 0])
-        blocks = blocks[(self._oldest + np.arange(min(SAMPLE_SIZE, blocks.size))) % blocks.size]  # rows take turns
-        self.recent_survival[(self._oldest + np.arange(blocks.size)) % SAMPLE_SIZE] = whole_survival[blocks]
-        self._oldest += blocks.size
+        newest = self._oldest + np.arange(min(SAMPLE_SIZE, blocks.size))
+        self.recent_survival[newest % SAMPLE_SIZE] = whole_survival[blocks[newest % blocks.size]]  # rows take turns
+        self._oldest += newest.size
 
     def whole_block(self, acceptance: NDArray[np.float32], drafted: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Acceptance `[rows, K]` of a block `[rows, k]`, the mean where nothing was drafted."""

@@ -10,6 +10,7 @@ It knows tensors of features and labels, nothing of requests or of what the feat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor
 INITIAL_SLOPE = 0.5
 INITIAL_INTERCEPT = -0.2
 RIDGE = 1e-3
-MAX_STEP = 8.0
-"""No coefficient moves further in one refit. Only evidence that the fit held to be impossible gets there: a rejection
-after a long run of certain acceptances is divided by almost no information, and the whole step would overshoot."""
+MAX_STEP = 3.0
+"""No coefficient moves further in one refit. Where the fit is certain and wrong, Newton's step divides by almost no
+information and overshoots, for good if it may go further than this. Ordinary data never meets the bound."""
 MAX_COEFFICIENT = 80.0
 
 
@@ -55,10 +56,9 @@ class OnlineFit:
         self.intercepts = torch.full((num_positions,), INITIAL_INTERCEPT, dtype=dtype, device=device)
         self.steps_since_refit = 0
         self.refits = 0
-        size = num_shared + 1  # the intercept is the last column of a position's design
-        self._information = torch.zeros(num_positions, size, size, dtype=dtype, device=device)
-        self._gradient = torch.zeros(num_positions, size, dtype=dtype, device=device)
-        self._labels = torch.zeros(num_positions, dtype=dtype, device=device)
+        # [K, m + 1, m + 3], sums over the labels of z (v z, r, 1), with z the features and a 1 for the intercept: the
+        # information matrix, the gradient, and in its last row the number of labels.
+        self._sums = torch.zeros(num_positions, num_shared + 1, num_shared + 3, dtype=dtype, device=device)
 
     def predict(self, features: Tensor) -> Tensor:
         """Acceptance probabilities `[rows, k]` of features `[rows, k, m]`, for the first k <= K positions."""
@@ -69,8 +69,8 @@ class OnlineFit:
 
         Args:
             features: `[rows, k, m]`, finite.
-            accepted: `[rows, k]` bool; only read where labelled.
-            labelled: `[rows, k]` bool: the drafts that the target decided.
+            accepted: `[rows, k]`, 0 or 1; only counts where labelled.
+            labelled: `[rows, k]`, 0 or 1: the drafts that the target decided.
 
         Returns:
             Whether the coefficients were refitted.
@@ -90,30 +90,29 @@ class OnlineFit:
         counted = labelled.to(features.dtype)
         residual = (accepted.to(features.dtype) - probability) * counted
         weight = probability * (1 - probability) * counted
-        design = torch.cat([features, torch.ones_like(features[..., :1])], -1).transpose(0, 1)  # [k, rows, m + 1]
-        self._information[:depth].baddbmm_((design * weight.T.unsqueeze(-1)).transpose(1, 2), design)
-        self._gradient[:depth] += torch.matmul(residual.T.unsqueeze(1), design).squeeze(1)
-        self._labels[:depth] += counted.sum(0)
+        design = torch.cat([features, torch.ones_like(features[..., :1])], -1)  # [rows, k, m + 1]
+        per_label = torch.cat([design * weight.unsqueeze(-1), torch.stack([residual, counted], -1)], -1)
+        self._sums[:depth].baddbmm_(design.permute(1, 2, 0), per_label.transpose(0, 1))
 
     def _refit(self) -> None:
         """One damped Newton step through the Schur complement of the intercepts' diagonal block, in O(K m^2 + m^3)."""
         m = self.num_shared
-        between = self._information[:, :m, m]  # [K, m], shared x intercept
-        own = self._information[:, m, m] + RIDGE  # [K]
-        own_gradient = self._gradient[:, m]  # [K]
+        information, gradient = self._sums[:, :, : m + 1], self._sums[:, :, m + 1]  # [K, m + 1, m + 1], [K, m + 1]
+        labels = self._sums[:, m, m + 2]  # [K]
+        between = information[:, :m, m]  # [K, m], shared x intercept
+        own = information[:, m, m] + RIDGE  # [K]
+        own_gradient = gradient[:, m]  # [K]
         eliminated = between / own.unsqueeze(-1)  # [K, m]
         ridge = RIDGE * torch.eye(m, dtype=own.dtype, device=own.device)
-        schur = self._information[:, :m, :m].sum(0) + ridge - between.T @ eliminated
-        reduced_gradient = self._gradient[:, :m].sum(0) - eliminated.T @ own_gradient
-        shared_step = torch.linalg.solve_ex(schur, reduced_gradient).result * self._damping(self._labels.sum())
+        schur = information[:, :m, :m].sum(0) + ridge - between.T @ eliminated
+        reduced_gradient = gradient[:, :m].sum(0) - eliminated.T @ own_gradient
+        shared_step = torch.linalg.solve_ex(schur, reduced_gradient).result * self._damping(labels.sum())
         shared_step = _safe(shared_step)
         # The intercepts follow the damped shared step, so a damped slope does not leave them in the wrong place.
-        intercept_step = (own_gradient - between @ shared_step) / own * self._damping(self._labels)
+        intercept_step = (own_gradient - between @ shared_step) / own * self._damping(labels)
         self.shared = (self.shared + shared_step).clamp(0.0, MAX_COEFFICIENT)
         self.intercepts = (self.intercepts + _safe(intercept_step)).clamp(-MAX_COEFFICIENT, MAX_COEFFICIENT)
-        self._information.zero_()
-        self._gradient.zero_()
-        self._labels.zero_()
+        self._sums.zero_()
         self.steps_since_refit = 0
         self.refits += 1
 
@@ -127,28 +126,23 @@ class OnlineFit:
             "intercepts": self.intercepts.tolist(),
             "steps_since_refit": self.steps_since_refit,
             "refits": self.refits,
-            "information": self._information.tolist(),
-            "gradient": self._gradient.tolist(),
-            "labels": self._labels.tolist(),
+            "sums": self._sums.tolist(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`.
 
         Raises:
-            ValueError: a value is missing, of another shape, or not finite; the fit is then unchanged.
+            ValueError, KeyError, TypeError: the state is not one; the fit is then unchanged.
         """
         tensors = {}
-        for name in ("shared", "intercepts", "information", "gradient", "labels"):
-            present = getattr(self, name if hasattr(self, name) else f"_{name}")
-            loaded = torch.tensor(state.get(name, []), dtype=present.dtype, device=present.device)
+        for name, present in (("shared", self.shared), ("intercepts", self.intercepts), ("sums", self._sums)):
+            loaded = torch.tensor(state[name], dtype=present.dtype, device=present.device)
             if loaded.shape != present.shape or not bool(loaded.isfinite().all()):
                 raise ValueError(f"{name} must be {list(present.shape)} finite numbers")
             tensors[name] = loaded
         steps_since_refit, refits = int(state["steps_since_refit"]), int(state["refits"])
-        self.shared, self.intercepts = tensors["shared"], tensors["intercepts"]
-        self._information, self._gradient = tensors["information"], tensors["gradient"]
-        self._labels = tensors["labels"]
+        self.shared, self.intercepts, self._sums = tensors["shared"], tensors["intercepts"], tensors["sums"]
         self.steps_since_refit, self.refits = steps_since_refit, refits
 
 

@@ -56,8 +56,8 @@ class SequenceMemory:
             if slot is not None:
                 self._free.append(slot)
 
-    def slots(self, sequence_ids: list[int], survival: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The slot of each sequence. One not met before is expected to survive like `survival` `[K]`.
+    def slots(self, sequence_ids: list[int]) -> tuple[NDArray[np.int64], list[int]]:
+        """The slot of each sequence, and those of them that are new: empty but for their `survival`.
 
         Raises:
             ContractError: more rows than sequences can be remembered.
@@ -82,5 +82,4 @@ class SequenceMemory:
             self.exploring[fresh] = False
             self.residual_sum[fresh] = 0.0
             self.information_sum[fresh] = 0.0
-            self.survival[fresh] = survival
-        return np.fromiter((slot_of[sequence_id] for sequence_id in sequence_ids), np.int64, len(sequence_ids))
+        return np.array([slot_of[sequence_id] for sequence_id in sequence_ids], dtype=np.int64), fresh

@@ -116,7 +116,9 @@ class EstimatorStage:
         """
         started = self._clock()
         self._memory.release(request.release.tolist())
-        slots = self._memory.slots(request.sequence_id.tolist(), self._expectation.mean_survival)
+        slots, fresh_slots = self._memory.slots(request.sequence_id.tolist())
+        if fresh_slots:
+            self._memory.survival[fresh_slots] = self._expectation.mean_survival
         confirmed_tokens = (request.context_length + request.token_count).numpy().astype(np.int64)
         if self.trusts(request):
             refitted = self._fold_labels(request.previous_accepted.numpy(), slots, confirmed_tokens)
@@ -161,8 +163,8 @@ class EstimatorStage:
         slots, admitted, accepted_count = slots[rows], admitted[rows], accepted_count[rows]
         self._count(ACCEPTED, accepted_count)
         position = np.arange(admitted.max(initial=0))
-        accepted = position < accepted_count[:, None]
-        labelled = position < np.minimum(accepted_count + 1, admitted)[:, None]
+        accepted = (position < accepted_count[:, None]).astype(np.float32)
+        labelled = (position < np.minimum(accepted_count + 1, admitted)[:, None]).astype(np.float32)
 
         feature, prediction = memory.feature[slots, : position.size], memory.prediction[slots, : position.size]
         history = memory.history[slots]

@@ -81,19 +81,21 @@ class CausalModel:
         reference = _probe_reference(model)
         model.set_attn_implementation(ATTENTION_NAME)
         key_dim, value_dim, kv_heads = _attention_dimensions(model)
-        _check_probe(model, reference, KVCache(
-            config.num_hidden_layers, 2, kv_heads, 16, key_dim, value_dim, options.dtype, options.device
-        ))
-        self.cache = KVCache(
-            num_layers=config.num_hidden_layers,
-            num_slots=options.num_slots,
-            num_kv_heads=kv_heads,
-            capacity=options.max_context_tokens,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            dtype=options.dtype,
-            device=options.device,
-        )
+
+        def new_cache(num_slots: int, capacity: int) -> KVCache:
+            return KVCache(
+                num_layers=config.num_hidden_layers,
+                num_slots=num_slots,
+                num_kv_heads=kv_heads,
+                capacity=capacity,
+                key_dim=key_dim,
+                value_dim=value_dim,
+                dtype=options.dtype,
+                device=options.device,
+            )
+
+        _check_probe(model, reference, new_cache(len(_PROBE_LENGTHS), max(_PROBE_LENGTHS)))
+        self.cache = new_cache(options.num_slots, options.max_context_tokens)
 
     @classmethod
     def load(cls, path: str, options: ModelOptions, num_layers: int | None = None) -> CausalModel:
@@ -195,7 +197,7 @@ def _attention_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
     return seen[0]
 
 
-_PROBE_LENGTHS = (5, 9)
+_PROBE_LENGTHS = (5, 8)
 
 
 def _probe_tokens(model: PreTrainedModel) -> list[Tensor]:

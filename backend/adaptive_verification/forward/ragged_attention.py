@@ -10,8 +10,10 @@ nothing of transformers: `transformers_attention` registers it there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -60,13 +62,16 @@ class KVCache:
         device: torch.device,
     ) -> None:
         shape = (num_slots, num_kv_heads, capacity)
-        self.keys = [torch.zeros(*shape, key_dim, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(*shape, value_dim, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.keys = [_zeros((*shape, key_dim), dtype, device) for _ in range(num_layers)]
+        self.values = [_zeros((*shape, value_dim), dtype, device) for _ in range(num_layers)]
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory reserved (on a CPU: touched as it fills)."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.keys, *self.values))
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU the system's own zero pages, which take memory only as they are written (`torch.zeros` writes)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def plan_segments(rows: list[Row]) -> list[Segment]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from adaptive_verification.errors import AdaptiveVerificationError
@@ -22,7 +23,7 @@ from adaptive_verification.generation.statistics import EngineMetrics, StepRecor
 from adaptive_verification.generation.text_stream import SequenceUpdate, TextStream
 
 MAX_STEPS_BEHIND = 4
-MAX_CANCELLATION_POLLS_PER_STEP = 64
+MAX_CANCELLATION_POLLS_PER_STEP = 16
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +56,10 @@ class Responder:
         self._outcomes.put(outcome)
 
     def close(self) -> None:
-        """Sends what was posted, then ends the thread."""
-        self._outcomes.put(None)
-        self._thread.join()
+        """Sends what was posted, then ends the thread. Once more does nothing."""
+        if self._thread.is_alive():
+            self._outcomes.put(None)
+            self._thread.join()
 
     def _run(self) -> None:
         closing = False
@@ -73,18 +75,15 @@ class Responder:
                 self._publish(outcomes)
 
     def _respond(self, outcomes: list[StepOutcome]) -> None:
-        updates_of: dict[int, list[SequenceUpdate]] = {}
+        streams: dict[int, TextStream] = {}
         for outcome in outcomes:
             for update in outcome.updates:
-                updates_of.setdefault(update.sequence_id, []).append(update)
-        for sequence_id, updates in updates_of.items():
-            stream = updates[0].stream
-            try:
-                for update in updates:
-                    stream.take(update)
+                streams[update.sequence_id] = update.stream
+                with self._abandon_on_failure(update.sequence_id, update.stream):
+                    update.stream.take(update)
+        for sequence_id, stream in streams.items():
+            with self._abandon_on_failure(sequence_id, stream):
                 stream.send()
-            except Exception:
-                self._abandon(sequence_id, stream)
             if stream.stopped:
                 self._cancel(sequence_id)
 
@@ -94,20 +93,20 @@ class Responder:
         for _ in range(num_polls):
             self._num_polled += 1
             sequence = sequences[self._num_polled % len(sequences)]
-            try:
+            with self._abandon_on_failure(sequence.id, sequence.stream):
                 if sequence.stream.is_cancelled():
                     self._cancel(sequence.id)
-            except Exception:
-                self._abandon(sequence.id, sequence.stream)
 
-    def _abandon(self, sequence_id: int, stream: TextStream) -> None:
-        """A stream whose text cannot be made, or whose client cannot be reached."""
-        logger.exception("request %d ends: its response failed", sequence_id)
-        self._cancel(sequence_id)
+    @contextmanager
+    def _abandon_on_failure(self, sequence_id: int, stream: TextStream) -> Iterator[None]:
+        """Ends a stream whose text cannot be made, or whose client cannot be reached; the others go on."""
         try:
-            stream.fail(AdaptiveVerificationError("the response could not be made"))
+            yield
         except Exception:
-            logger.exception("request %d: its client cannot be reached", sequence_id)
+            logger.exception("request %d ends: its response failed", sequence_id)
+            self._cancel(sequence_id)
+            with suppress(Exception):
+                stream.fail(AdaptiveVerificationError("the response could not be made; the server's log says why"))
 
     def _publish(self, outcomes: list[StepOutcome]) -> None:
         if self._metrics is None:

@@ -19,7 +19,10 @@ class FinishReason(str, Enum):
 
 
 class GenerationResponse(NamedTuple):
-    """One response; a field's name is the output's. A stream's texts join to the text of the one plain response."""
+    """One response; a field's name is the output's. A stream's texts join to the text of the one plain response.
+
+    None: this response does not have that output.
+    """
 
     text_output: str
     finish_reason: str
@@ -27,11 +30,12 @@ class GenerationResponse(NamedTuple):
     num_input_tokens: int
     num_output_tokens: int
     """Tokens of this response alone; a stream's add up. An end token and the tokens of a stop word count."""
-    acceptance_rate: float
-    """Accepted per draft token so far; 0 where there was none."""
-    total_draft_tokens: int
-    """Drafts that the target verified so far. Trimmed drafts do not count: they cost the target nothing."""
-    total_accepted_draft_tokens: int
+    acceptance_rate: float | None = None
+    """Accepted per draft token; 0 where there was none. This and the following are in the last response only: at many
+    streams, outputs that nobody reads in between cost as much as the text."""
+    total_draft_tokens: int | None = None
+    """Drafts that the target verified. Trimmed drafts do not count: they cost the target nothing."""
+    total_accepted_draft_tokens: int | None = None
     """Of those, the ones that the target accepted."""
 
 

@@ -81,9 +81,9 @@ class TextStream:
             self.fail(self._error)
         elif self._finish_reason is not None:
             self.closed = True
-            self._sink.send(self._response(self._finish_reason.value), final=True)
+            self._sink.send(self._response(self._finish_reason), final=True)
         elif self._request.stream and self._text:
-            self._sink.send(self._response(""), final=False)
+            self._sink.send(self._response(None), final=False)
 
     def fail(self, error: AdaptiveVerificationError) -> None:
         """Ends the stream with an error."""
@@ -95,16 +95,19 @@ class TextStream:
         """Whether the client has gone."""
         return not self.closed and self._sink.is_cancelled()
 
-    def _response(self, finish_reason: str) -> GenerationResponse:
-        drafts, accepted = self._total_draft_tokens, self._total_accepted_tokens
+    def _response(self, finish_reason: FinishReason | None) -> GenerationResponse:
         response = GenerationResponse(
             text_output=self._text,
-            finish_reason=finish_reason,
+            finish_reason="" if finish_reason is None else finish_reason.value,
             num_input_tokens=len(self._request.prompt_tokens),
             num_output_tokens=self._num_tokens,
+        )
+        self._text, self._num_tokens = "", 0
+        if finish_reason is None:
+            return response
+        drafts, accepted = self._total_draft_tokens, self._total_accepted_tokens
+        return response._replace(
             acceptance_rate=accepted / drafts if drafts else 0.0,
             total_draft_tokens=drafts,
             total_accepted_draft_tokens=accepted,
         )
-        self._text, self._num_tokens = "", 0
-        return response

@@ -39,6 +39,8 @@ class TritonSink:
         tensors = []
         for name in self._output_names:
             value = getattr(response, name)
+            if value is None:
+                continue
             if isinstance(value, str):
                 value = value.encode()
             tensors.append(pb_utils.Tensor(name, np.array([[value]], dtype=OUTPUT_TYPES[name])))

@@ -35,8 +35,8 @@ class Candidates(NamedTuple):
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Logits over the temperature, with the largest at 0: `[rows, vocab]` float32. Temperature 0 scales by 1."""
-    scaled = logits.float()
+    """Logits over the temperature, with the largest at 0: `[rows, vocab]`, at least float32. Temperature 0 scales by 1."""
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scaled = scaled - scaled.amax(-1, keepdim=True)
     divisor = torch.where(temperature > 0, temperature, 1.0)
     return scaled.div_(divisor.unsqueeze(-1))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from adaptive_verification import __version__
 from adaptive_verification.errors import AdaptiveVerificationError
@@ -17,6 +17,7 @@ from adaptive_verification.serving.launcher import RunningServer, ServerOptions,
 from adaptive_verification.settings import DEFAULT_PAIR, table_rows
 
 PROGRAM = "adaptive-verification"
+DUPLICATE_SIGNAL_S = 1.0
 SHARED_SETTINGS = {
     "target": "model whose text is served: a directory, a hub name, or `default`",
     "drafter": "what proposes tokens: `first-layers:N` of the target, or a smaller model with the same tokenizer",
@@ -80,7 +81,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     process.add_argument("--state-directory", type=Path, metavar="DIR", help="what the estimator learned, and logs")
     process.add_argument("--threads", type=_positive, metavar="N", help="threads of each stage (default: all cores)")
     process.add_argument(
-        "--exit-timeout", type=_positive, default=10, metavar="SECONDS", help="for requests in flight when stopping"
+        "--exit-timeout", type=_positive, default=30, metavar="SECONDS", help="for finishing requests when stopping"
     )
     process.add_argument("--verbose", action="store_true", help="show the server's whole log")
 
@@ -103,7 +104,8 @@ def _serve(parsed: argparse.Namespace) -> None:
         exit_timeout_s=parsed.exit_timeout,
         verbose=given.get("verbose", False),
     )
-    signal.signal(signal.SIGTERM, _interrupt)
+    _interrupt_on_signals()
+    print("Starting tritonserver; loading and measuring the models can take a minute.", file=sys.stderr, flush=True)
     with running_server(options) as server:
         print(_welcome(server), flush=True)
         server.wait()
@@ -161,8 +163,23 @@ def _positive(text: str) -> int:
     return number
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _interrupt_on_signals() -> None:
+    """Makes SIGINT and SIGTERM raise KeyboardInterrupt: the first stops the server in order, a later one at once.
+
+    `timeout`, `make` and process managers may deliver one signal twice, to the process and to its group. SIGINT is set
+    too because a shell starts background jobs with it ignored.
+    """
+    first: float | None = None
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if first is None or now - first > DUPLICATE_SIGNAL_S:
+            first = now
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ STAGE_SHARED_MEMORY_BYTES = 4 << 20
 1 MB each way; the four models together fit Docker's default of 64 MB."""
 STUB_TIMEOUT_S = 120
 """How long a stage's process may take to come up, before it loads its model."""
-UNLOAD_GRACE_S = 10.0
-"""Beyond the exit timeout, for unloading the models; then everything left is killed."""
+KILL_GRACE_S = 10.0
+"""Beyond the exit timeout, which the server keeps by itself; then everything left is killed."""
 POLL_INTERVAL_S = 0.1
 ADMIN_HEADER = "adaptive-verification-admin"
 RESTRICTED_APIS = ("model-repository", "shared-memory", "trace", "logging")
@@ -62,8 +62,8 @@ class ServerOptions:
     threads: int | None = None
     """OpenMP threads of each stage. Default: all processors available to this process."""
     start_timeout_s: float = 600.0
-    exit_timeout_s: int = 10
-    """How long requests in flight may take to finish when the server is told to stop."""
+    exit_timeout_s: int = 30
+    """How long requests in flight and then the unloading of the models may take when the server is told to stop."""
     verbose: bool = False
     """Show the server's whole log on standard error."""
 
@@ -126,6 +126,7 @@ def running_server(options: ServerOptions) -> Iterator[RunningServer]:
     http_port, grpc_port, metrics_port = _choose_ports(options)
     repository.resolve_models(configs, resolve_model)
     state_directory = (options.state_directory or environment.state_directory()).resolve()
+    repository.fill_in(configs, "state_directory", str(state_directory))
     log_file = state_directory / "logs" / f"server-{http_port}.log"
     admin_key = secrets.token_hex(16)
 
@@ -187,12 +188,14 @@ def running_server(options: ServerOptions) -> Iterator[RunningServer]:
         stop_timeout_s = 0.0
         try:
             _wait_until_ready(server, options.start_timeout_s)
-            stop_timeout_s = options.exit_timeout_s + UNLOAD_GRACE_S
+            stop_timeout_s = options.exit_timeout_s + KILL_GRACE_S
             yield server
         finally:
-            server.process.stop(stop_timeout_s)
-            for leftover in SHARED_MEMORY.glob(f"{run_directory.name}*"):
-                leftover.unlink(missing_ok=True)
+            try:
+                server.process.stop(stop_timeout_s)
+            finally:
+                for leftover in SHARED_MEMORY.glob(f"{run_directory.name}*"):
+                    leftover.unlink(missing_ok=True)
 
 
 def _check_shared_memory(num_models: int) -> None:

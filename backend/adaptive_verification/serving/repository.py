@@ -109,6 +109,13 @@ def resolve_models(configs: Mapping[str, ModelConfig], resolve: Callable[[str], 
                 config.parameters[name].string_value = resolve(value)
 
 
+def fill_in(configs: Mapping[str, ModelConfig], name: str, value: str) -> None:
+    """Sets a setting, in place, on every model that has it and where it is empty."""
+    for model, config in configs.items():
+        if getattr(settings_of(model, config), name, None) == "":
+            config.parameters[name].string_value = value
+
+
 def write(configs: Mapping[str, ModelConfig], source: Path, destination: Path) -> None:
     """Copies a repository's models and puts their changed configurations in."""
     for model, config in configs.items():

@@ -73,6 +73,11 @@ def test_ties_admit_shallow_positions_of_all_rows_first() -> None:
     ]
 
 
+def test_ties_of_a_large_batch_are_still_taken_in_order() -> None:
+    admitted = admit(np.ones((64, 7), dtype=np.float32), np.full(64, 7), 3 * 64 + 20)
+    assert admitted.tolist() == [4] * 20 + [3] * 44
+
+
 def test_survival_is_the_running_product_and_never_rises_in_float32() -> None:
     acceptance = np.random.default_rng(1).random((1000, 16), dtype=np.float32) ** 0.01
     survivals = survival(acceptance)
@@ -108,15 +113,13 @@ def test_every_admission_of_a_small_batch_is_reached_by_some_budget_in_order() -
     assert totals == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
-def _output_distribution(
-    p: NDArray[Any], q: NDArray[Any], deep_score: NDArray[Any], peeks: bool
-) -> NDArray[Any]:
+def _output_distribution(p: NDArray[Any], q: NDArray[Any], deep_score: NDArray[Any], peeks: bool) -> NDArray[Any]:
     """First output token of one row with two drafts, over all draws and outcomes, by exact sums.
 
-    p, q: `[V]`, the same at both positions. The acceptance predicted for the second draft, `deep_score` `[V]`, depends on
-    the first draft's token. Verifying one draft is dear, two are cheap (a staircase).
+    p, q: `[V]`, the same at both positions. The acceptance predicted for the second draft, `deep_score` `[V]`, depends
+    on the first draft's token. Verifying one draft is dear, two are cheap (a staircase).
     """
-    step_ms = np.array([1.0, 1.3, 1.3])
+    step_ms = np.array([1.0, 1.5, 1.5])
     vocabulary = len(p)
     accept = np.minimum(1.0, p / q)
     residual = np.maximum(0.0, p - q)

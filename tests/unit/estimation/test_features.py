@@ -47,7 +47,9 @@ def test_logits_are_scaled_by_the_temperature_and_left_alone_at_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("feature", [feature for feature in FEATURES.values() if feature.from_logits], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "feature", [feature for feature in FEATURES.values() if feature.from_logits], ids=lambda f: f.name
+)
 def test_every_feature_is_finite_whatever_the_logits(feature: object, dtype: torch.dtype) -> None:
     inf, nan = math.inf, math.nan
     rows = [[nan] * 4, [inf, 0, 0, 0], [inf] * 4, [-inf] * 4, [-inf, 0, -inf, -inf], [nan, 1, 2, inf], [0, 0, 0, 0]]

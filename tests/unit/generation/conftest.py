@@ -1,209 +1,21 @@
-"""A scripted step that keeps the contract exactly, and a tokenizer made here: engine behaviour is exact without models."""
+"""Fixtures of the engine's tests: settings whose every bound is within reach, and engines that get closed."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tests.unit.generation.scripted import END_TOKEN, ScriptedStep, make_byte_tokenizer
+from tokenizers import Tokenizer
 
-from adaptive_verification.contract.costs import DraftCost, StepCost
-from adaptive_verification.contract.messages import (
-    FILL_ONLY,
-    STATUS_NOT_CACHED,
-    STATUS_OK,
-    StepRequest,
-    StepResult,
-)
-from adaptive_verification.errors import AdaptiveVerificationError
 from adaptive_verification.generation.detokenizer import Detokenizer
 from adaptive_verification.generation.engine import Engine
-from adaptive_verification.generation.request import GenerationRequest
-from adaptive_verification.generation.response import GenerationResponse
-from adaptive_verification.generation.sampling_parameters import SamplingParameters
 from adaptive_verification.settings import GenerateSettings
 
-WAIT_SECONDS = 30.0
-END_TOKEN = 1
-FIRST_BYTE_TOKEN = 2  # token FIRST_BYTE_TOKEN + b is the byte b
-
-
-def make_byte_tokenizer() -> Tokenizer:
-    """Token 0 unused, 1 the end token, then one token for each byte: characters span one to four tokens."""
-    alphabet = _byte_alphabet()
-    vocabulary = {"<unused>": 0, "<end>": END_TOKEN} | {c: FIRST_BYTE_TOKEN + b for b, c in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<unused>", "<end>"])
-    return tokenizer
-
-
-def _byte_alphabet() -> list[str]:
-    """The character that byte-level tokenizers write for each byte (GPT-2's table)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
-
-
-def byte_tokens(text: str) -> list[int]:
-    """The byte tokenizer's tokens of a text."""
-    return [FIRST_BYTE_TOKEN + byte for byte in text.encode()]
-
-
-def scripted_next_token(prefix: list[int]) -> int:
-    """A deterministic target: any printable ASCII character, as a function of the whole prefix."""
-    state = 17
-    for token in prefix:
-        state = (state * 31 + token) % 1_000_003
-    return FIRST_BYTE_TOKEN + 32 + state % 95
-
-
-def solo_output(prompt: list[int], num_tokens: int) -> list[int]:
-    """What the scripted target says after the prompt."""
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        tokens.append(scripted_next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-class ScriptedStep:
-    """The stages with a scripted target. Checks every rule of the contract that the caller has to keep.
-
-    Some drafts are accepted, depending on the sequence's length. `before` runs first in every step, and may block or
-    raise. `lose_cache_of` names sequences (by their prompt's first token) to forget, once for each time they are named.
-    """
-
-    def __init__(self, max_context_tokens: int, next_token: Callable[[list[int]], int] = scripted_next_token) -> None:
-        self.next_token = next_token
-        self.max_context_tokens = max_context_tokens
-        self.requests: list[StepRequest] = []
-        self.caches: dict[int, list[int]] = {}
-        self.next_draft_limit = 16
-        self.before: Callable[[StepRequest], None] = lambda request: None
-        self.loses_cache: Callable[[int, list[int]], bool] = lambda sequence_id, tokens: False
-        self._last_accepted: dict[int, int] = {}
-
-    def __call__(self, request: StepRequest) -> StepResult:
-        request.validate()
-        self.requests.append(request)
-        self.before(request)
-        for sequence_id in request.release.tolist():
-            self.caches.pop(sequence_id, None)
-            self._last_accepted.pop(sequence_id, None)
-        outputs: list[list[int]] = []
-        statuses, admitted = [], []
-        start = 0
-        for i, sequence_id in enumerate(request.sequence_id.tolist()):
-            count = int(request.token_count[i])
-            tokens = request.tokens[start : start + count].tolist()
-            start += count
-            output, status, num_admitted = self._row(request, i, sequence_id, tokens)
-            outputs.append(output)
-            statuses.append(status)
-            admitted.append(num_admitted)
-        return StepResult(
-            output_count=_int32([len(output) for output in outputs]),
-            status=_int32(statuses),
-            drafted_count=request.draft_limit.clamp(min=0),
-            admitted_count=_int32(admitted),
-            next_draft_limit=_int32([self.next_draft_limit] * len(outputs)),
-            output_tokens=_int32([token for output in outputs for token in output]),
-            log_probs=torch.zeros(sum(map(len, outputs))),
-            step_cost=StepCost(DraftCost(1.0, 2.0, 3.0, 4.0, 5.0), 6.0, 7.0, len(outputs), len(self.requests)).to_tensor(),
-        )
-
-    def _row(self, request: StepRequest, i: int, sequence_id: int, tokens: list[int]) -> tuple[list[int], int, int]:
-        context_length, draft_limit = int(request.context_length[i]), int(request.draft_limit[i])
-        cached = self.caches.get(sequence_id, [])
-        if self.loses_cache(sequence_id, cached):
-            cached = []
-        if len(cached) < context_length:
-            self.caches[sequence_id] = []
-            self._last_accepted.pop(sequence_id, None)
-            return [], STATUS_NOT_CACHED, 0
-        prefix = cached[:context_length] + tokens
-        assert len(prefix) + max(draft_limit, 0) <= self.max_context_tokens
-        self.caches[sequence_id] = prefix
-        if draft_limit == FILL_ONLY:
-            return [], STATUS_OK, 0
-        assert int(request.previous_accepted[i]) == self._last_accepted.get(sequence_id, -1)
-        num_admitted = min(draft_limit, len(prefix) % 7)
-        num_accepted = min(num_admitted, len(prefix) % 4)
-        output: list[int] = []
-        for _ in range(num_accepted + 1):
-            output.append(self.next_token(prefix + output))
-        self._last_accepted[sequence_id] = num_accepted if num_admitted else -1
-        return output, STATUS_OK, num_admitted
-
-
-class CollectingSink:
-    """Keeps what it is sent; `wait` returns when the last response is there."""
-
-    def __init__(self) -> None:
-        self.responses: list[GenerationResponse] = []
-        self.error: AdaptiveVerificationError | None = None
-        self.cancelled = False
-        self._done = threading.Event()
-        self._first = threading.Event()
-
-    def send(self, response: GenerationResponse, *, final: bool) -> None:
-        assert not self._done.is_set(), "a response after the last one"
-        self.responses.append(response)
-        self._first.set()
-        if final:
-            self._done.set()
-
-    def fail(self, error: AdaptiveVerificationError) -> None:
-        assert not self._done.is_set(), "an error after the last response"
-        self.error = error
-        self._first.set()
-        self._done.set()
-
-    def is_cancelled(self) -> bool:
-        return self.cancelled
-
-    def wait(self) -> CollectingSink:
-        assert self._done.wait(WAIT_SECONDS), "no last response"
-        return self
-
-    def wait_for_first(self) -> CollectingSink:
-        assert self._first.wait(WAIT_SECONDS), "no response"
-        return self
-
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    @property
-    def text(self) -> str:
-        assert self.error is None, self.error
-        return "".join(response.text_output for response in self.responses)
-
-    @property
-    def last(self) -> GenerationResponse:
-        assert self.error is None, self.error
-        return self.responses[-1]
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(response.num_output_tokens for response in self.responses)
-
-
-def make_request(
-    prompt: str | list[int] = "prompt", *, stream: bool = False, echoed_text: str = "", **sampling: Any
-) -> GenerationRequest:
-    """A request over byte tokens, with 16 output tokens and greedy unless told otherwise."""
-    values = {"max_tokens": 16, "num_draft_tokens": 7, "seed": 0, "temperature": 0.0} | sampling
-    tokens = byte_tokens(prompt) if isinstance(prompt, str) else prompt
-    return GenerationRequest(tokens, SamplingParameters(**values), stream, echoed_text)
-
-
-def _int32(values: list[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+hypothesis.settings.register_profile("any-machine", deadline=None)
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")
@@ -213,7 +25,7 @@ def byte_tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def settings() -> GenerateSettings:
-    return GenerateSettings(max_context_tokens=256, max_prompt_tokens_per_step=32, max_live_sequences=64)
+    return GenerateSettings.from_strings({"max_context_tokens": "256", "max_prompt_tokens_per_step": "32"})
 
 
 @pytest.fixture
@@ -231,8 +43,7 @@ def make_engine(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Engine]]:
             step,
             settings,
             new_detokenizer=lambda: Detokenizer(byte_tokenizer),
-            end_token_ids=frozenset({END_TOKEN}),
-            **options,
+            **{"end_token_ids": frozenset({END_TOKEN})} | options,
         )
         engines.append(engine)
         return engine

@@ -1,0 +1,122 @@
+"""Time of the estimator stage alone, by rows and drafts: fold labels and costs, score, budget, trim, plan, tensors.
+
+    python perf/estimator_stage.py
+
+One thread. Every size is timed in turn, round after round, so that a slow spell of the machine falls on all of them;
+the table has medians over the rounds. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from adaptive_verification.contract import Draft, DraftCost, StepCost, StepRequest
+from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve
+from adaptive_verification.estimation.stage import EstimatorStage
+from adaptive_verification.settings import EstimatorSettings
+
+SIZES = [(1, 7), (8, 7), (64, 7), (64, 16), (128, 16), (256, 16), (512, 16)]
+KEY = 1
+CURVES = {  # the default pair on two cores, roughly; dear enough that the budget has something to decide
+    VERIFY: CostCurve((1, 8, 64, 512), (19.0, 22.0, 52.0, 277.0)),
+    DRAFT_PREFILL: CostCurve((1, 64, 512), (1.0, 4.0, 30.0)),
+    DRAFT_EXTEND: CostCurve((1, 64, 512), (0.2, 0.5, 4.0)),
+}
+
+
+class Traffic:
+    """Rows that always draft to the full depth; half of what is admitted is accepted, so every step brings labels."""
+
+    def __init__(self, rows: int, depth: int, policy: str) -> None:
+        settings = EstimatorSettings.model_validate({"trim": policy})
+        self.stage = EstimatorStage(settings, evidence_key=KEY, curves=CURVES)
+        self._random = np.random.default_rng(rows * depth)
+        self._rows, self._depth = rows, depth
+        self._confirmed = torch.full((rows,), 100, dtype=torch.int32)
+        self._accepted = torch.full((rows,), -1, dtype=torch.int32)
+
+    def step(self) -> float:
+        """Milliseconds of one step."""
+        rows, drafts = self._rows, self._rows * self._depth
+        one, zero = torch.ones(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+        draft_cost = DraftCost(4.0, rows, 0.5 * (self._depth - 1), rows, self._depth)
+        request = StepRequest(
+            sequence_id=torch.arange(rows),
+            context_length=self._confirmed - 1,
+            token_count=one,
+            tokens=zero,
+            draft_limit=one * self._depth,
+            temperature=torch.ones(rows),
+            top_p=torch.ones(rows),
+            top_k=zero,
+            seed=torch.zeros(rows, dtype=torch.int64),
+            previous_accepted=self._accepted,
+            previous_cost=StepCost(draft_cost, 1.0, 52.0, rows, 1.5 * rows).to_tensor(),
+            release=torch.zeros(0, dtype=torch.int64),
+            evidence_key=torch.tensor([KEY]),
+        )
+        log_odds = self._random.normal(1.0, 2.0, drafts).astype(np.float32)
+        draft = Draft(
+            drafted_count=one * self._depth,
+            draft_status=zero,
+            draft_tokens=torch.zeros(drafts, dtype=torch.int32),
+            draft_log_odds=torch.from_numpy(log_odds),
+            candidate_count=torch.ones(drafts, dtype=torch.int32),
+            candidate_ids=torch.zeros(drafts, dtype=torch.int32),
+            candidate_probs=torch.ones(drafts),
+            draft_cost=draft_cost.to_tensor(),
+        )
+        started = time.perf_counter()
+        estimate = self.stage.step(request, draft)
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        self._accepted = estimate.admitted_count // 2
+        self._confirmed = self._confirmed + self._accepted + 1
+        return elapsed_ms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15, help="times that every size is measured (15)")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each measurement (40)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    times: dict[tuple[int, int, str], list[float]] = {}
+    traffic = {
+        (rows, depth, policy): Traffic(rows, depth, policy) for rows, depth in SIZES for policy in ("adaptive", "off")
+    }
+    for round_number in range(options.rounds + 1):
+        for size, source in traffic.items():
+            measured = [source.step() for _ in range(options.steps)]
+            if round_number > 0:  # the first round warms up
+                times.setdefault(size, []).append(statistics.median(measured))
+
+    print(f"`python perf/estimator_stage.py --rounds {options.rounds} --steps {options.steps}`: {_machine()}\n")
+    print("| rows x drafts | `adaptive`, ms | fastest round | microseconds a draft | `off`, ms |")
+    print("|---|---|---|---|---|")
+    for rows, depth in SIZES:
+        adaptive, off = times[rows, depth, "adaptive"], times[rows, depth, "off"]
+        median = statistics.median(adaptive)
+        print(
+            f"| {rows} x {depth} | {median:.2f} | {min(adaptive):.2f} | {median * 1e3 / (rows * depth):.2f} "
+            f"| {statistics.median(off):.2f} |"
+        )
+
+
+def _machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    return f"one thread of {model}, {versions}"
+
+
+if __name__ == "__main__":
+    main()

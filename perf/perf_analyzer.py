@@ -1,0 +1,112 @@
+"""Runs Triton's perf_analyzer (from the wheel tritonclient) against `generate` and reads its report.
+
+The binary needs two libraries that the wheel nvidia-pytriton carries under other names; inside NGC's containers they are
+installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.*"}
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """One run. Times in seconds, medians over requests."""
+
+    requests: int
+    responses: int
+    duration_s: float
+    time_to_first_response_s: float
+    time_between_responses_s: float
+    requests_per_second: float
+
+
+def write_input_data(path: Path, prompts: list[str], **inputs: Any) -> None:
+    """perf_analyzer's input file: the prompts in turn, each with the same other inputs of `generate`."""
+    entries = [{"text_input": [prompt], **{name: [value] for name, value in inputs.items()}} for prompt in prompts]
+    path.write_text(json.dumps({"data": entries}))
+
+
+def run(grpc_url: str, input_data: Path, *, concurrency: int, request_count: int, timeout_s: float) -> StreamReport:
+    """Streams `request_count` requests, `concurrency` at a time.
+
+    Raises:
+        RuntimeError: perf_analyzer failed; the message holds what it printed.
+    """
+    with tempfile.TemporaryDirectory() as directory, _library_path() as library_path:
+        report = Path(directory, "profile.json")
+        command = [
+            _binary(), "-m", "generate", "-u", grpc_url, "-i", "grpc", "--streaming", "--async",
+            "--input-data", str(input_data), "--concurrency-range", str(concurrency),
+            "--request-count", str(request_count), "--profile-export-file", str(report),
+        ]  # fmt: skip
+        done = subprocess.run(
+            command,
+            env={**os.environ, "LD_LIBRARY_PATH": library_path},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if done.returncode != 0 or not report.exists():
+            raise RuntimeError(f"perf_analyzer failed ({done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return _read(json.loads(report.read_text()))
+
+
+def _read(profile: dict[str, Any]) -> StreamReport:
+    requests = [request for experiment in profile["experiments"] for request in experiment["requests"]]
+    first, between = [], []
+    for request in requests:
+        stamps = request["response_timestamps"]
+        first.append(stamps[0] - request["timestamp"])
+        if len(stamps) > 1:
+            between.append((stamps[-1] - stamps[0]) / (len(stamps) - 1))
+    started = min(request["timestamp"] for request in requests)
+    ended = max(request["response_timestamps"][-1] for request in requests)
+    duration_s = (ended - started) / 1e9
+    return StreamReport(
+        requests=len(requests),
+        responses=sum(len(request["response_timestamps"]) for request in requests),
+        duration_s=duration_s,
+        time_to_first_response_s=_median(first) / 1e9,
+        time_between_responses_s=_median(between) / 1e9,
+        requests_per_second=len(requests) / duration_s,
+    )
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else float("nan")
+
+
+def _binary() -> str:
+    beside_python = Path(sys.executable).with_name("perf_analyzer")
+    found = str(beside_python) if beside_python.exists() else shutil.which("perf_analyzer")
+    if found is None:
+        raise RuntimeError("perf_analyzer is not installed; the wheel tritonclient==2.50.0 carries it")
+    return found
+
+
+@contextlib.contextmanager
+def _library_path() -> Iterator[str]:
+    """LD_LIBRARY_PATH with the libraries under the names that perf_analyzer asks for."""
+    inherited = os.environ.get("LD_LIBRARY_PATH", "")
+    with tempfile.TemporaryDirectory() as directory:
+        for entry in sys.path:
+            for name, pattern in _LIBRARIES.items():
+                for library in Path(entry, "nvidia_pytriton.libs").glob(pattern):
+                    link = Path(directory, name)
+                    if not link.exists():
+                        link.symlink_to(library)
+        yield f"{directory}:{inherited}" if inherited else directory

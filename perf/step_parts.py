@@ -1,0 +1,99 @@
+"""Where a decode step's time goes: drafter, estimator, verifier, and everything else, against the number of requests.
+
+    python perf/step_parts.py --concurrency 1 8 32 64
+
+Starts a server, keeps so many streams busy with perf_analyzer, and reads the parts from the server's own metrics
+(`av_step_milliseconds_total`). "Everything else" is what the stages did not see of a step: Triton between the stages,
+packing, and the text front's loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from perf import perf_analyzer
+from perf.provenance import provenance
+from tests.prompts import prompts
+
+from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
+
+PARTS = ("drafter", "estimator", "verifier", "transport", "loop")
+
+
+def read_counters(server: RunningServer) -> dict[str, float]:
+    """Metric with its labels -> value, of this project's metrics."""
+    with urllib.request.urlopen(server.metrics_url) as response:
+        lines = response.read().decode().splitlines()
+    return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith("av_"))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--num-draft-tokens", type=int, nargs="+", default=[0, 3])
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of every model that has it")
+    parser.add_argument("--output", type=Path, help="write the table to this file as well")
+    arguments = parser.parse_args()
+
+    settings = dict(item.split("=", 1) for item in arguments.set)
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        state = Path(directory, "state")
+        with running_server(ServerOptions(settings=settings, state_directory=state)) as server:
+            arms = [(k, n) for n in arguments.concurrency for k in arguments.num_draft_tokens]
+            for num_draft_tokens, concurrency in tqdm(arms, unit="arm"):
+                input_data = Path(directory, "inputs.json")
+                perf_analyzer.write_input_data(
+                    input_data,
+                    prompts(max(concurrency, 16)),
+                    max_tokens=arguments.max_tokens,
+                    stream=True,
+                    temperature=arguments.temperature,
+                    num_draft_tokens=num_draft_tokens,
+                )
+                before = read_counters(server)
+                report = perf_analyzer.run(
+                    server.grpc_url,
+                    input_data,
+                    concurrency=concurrency,
+                    request_count=2 * concurrency,
+                    timeout_s=1800,
+                )
+                after = read_counters(server)
+                spent = {key: after[key] - before.get(key, 0.0) for key in after}
+                steps = spent["av_steps_total"]
+                parts = {part: spent[f'av_step_milliseconds_total{{part="{part}"}}'] / steps for part in PARTS}
+                rows.append(
+                    (
+                        concurrency,
+                        num_draft_tokens,
+                        sum(parts.values()),
+                        *(parts[part] for part in PARTS[:3]),
+                        parts["transport"] + parts["loop"],
+                        spent["av_step_rows_total"] / steps,
+                        spent["av_output_tokens_total"] / report.duration_s,
+                    )
+                )
+    header = (
+        "requests", "drafts", "step ms", "drafter", "estimator", "verifier", "everything else", "rows/step", "tokens/s",
+    )  # fmt: skip
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += [f"| {row[0]} | {row[1]} | " + " | ".join(f"{value:.1f}" for value in row[2:]) + " |" for row in rows]
+    table = "\n".join(lines) + "\n\n" + provenance() + "\n"
+    print(table)
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Tiny random models of several architectures: real transformers code, made in milliseconds."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 97
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**_COMMON),
+    "qwen2": Qwen2Config(**_COMMON),
+    "qwen3": Qwen3Config(**_COMMON, head_dim=16),
+    "gemma": GemmaConfig(**{**_COMMON, "num_key_value_heads": 1}, head_dim=16),
+    "gpt2": GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=3, n_head=4, n_positions=128),
+}
+SLIDING_WINDOW_CONFIG = MistralConfig(**_COMMON, sliding_window=8)
+
+
+def tiny_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
+    """A model with random weights large enough that its distributions are far from uniform."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6.0)
+    return model.to(dtype).eval()

@@ -1,0 +1,107 @@
+"""Validation, concatenation and splitting of the step's messages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tests.step_requests import RequestRow, step_request
+
+from adaptive_verification.contract import Draft, DraftCost, StepCost, StepRequest, StepResult
+from adaptive_verification.contract.messages import Message
+from adaptive_verification.errors import ContractError
+
+
+def request() -> StepRequest:
+    return step_request([RequestRow(5, 0, [1, 2, 3]), RequestRow(6, 4, [9])], release=[7])
+
+
+def draft() -> Draft:
+    """Two rows with 2 and 0 drafts."""
+    return Draft(
+        drafted_count=torch.tensor([2, 0], dtype=torch.int32),
+        draft_status=torch.zeros(2, dtype=torch.int32),
+        draft_tokens=torch.tensor([4, 5], dtype=torch.int32),
+        draft_log_odds=torch.tensor([0.5, -1.0]),
+        candidate_count=torch.tensor([1, 2], dtype=torch.int32),
+        candidate_ids=torch.tensor([4, 5, 6], dtype=torch.int32),
+        candidate_probs=torch.tensor([1.0, 0.75, 0.25]),
+        draft_cost=DraftCost.nothing().to_tensor(),
+    )
+
+
+def assert_equal(one: Message, other: Message) -> None:
+    for field in one.specs():
+        assert torch.equal(getattr(one, field), getattr(other, field)), field
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("token_count", [3, 2], r"TOKENS has 4 entries; it must have 5 \(the sum of TOKEN_COUNT\)"),
+        ("token_count", [4, 0], r"TOKEN_COUNT\[1\] is 0; it must be at least 1"),
+        ("context_length", [0], r"CONTEXT_LENGTH has 1 entries; it must have 2"),
+        ("context_length", [0, -1], r"CONTEXT_LENGTH\[1\] is -1; it must be at least 0"),
+        ("draft_limit", [-2, 0], r"DRAFT_LIMIT\[0\] is -2; it must be at least -1"),
+        ("tokens", [1, 2, -3, 9], r"TOKENS\[2\] is -3"),
+        ("temperature", [1.0, float("nan")], r"TEMPERATURE\[1\] is nan; it must be finite"),
+        ("temperature", [-1.0, 0.0], r"TEMPERATURE\[0\] is -1.0"),
+        ("top_p", [0.0, 1.0], r"TOP_P\[0\] is 0.0; it must be above 0 and at most 1"),
+        ("top_k", [0, -4], r"TOP_K\[1\] is -4"),
+        ("previous_accepted", [-2, 0], r"PREVIOUS_ACCEPTED\[0\] is -2"),
+        ("sequence_id", [5, 5], "names a sequence twice"),
+    ],
+)
+def test_a_wrong_value_is_named(field: str, value: list[float], message: str) -> None:
+    good = request()
+    tensor = torch.tensor(value, dtype=getattr(good, field).dtype)
+    with pytest.raises(ContractError, match=message):
+        dataclasses.replace(good, **{field: tensor}).validate()
+
+
+def test_a_wrong_type_or_shape_is_named() -> None:
+    with pytest.raises(ContractError, match=r"TOKENS is \[4\] torch.float32; it must be one-dimensional torch.int32"):
+        dataclasses.replace(request(), tokens=torch.zeros(4)).validate()
+    with pytest.raises(ContractError, match=r"SEED is \[2, 1\]"):
+        dataclasses.replace(request(), seed=torch.zeros(2, 1, dtype=torch.int64)).validate()
+
+
+def test_ragged_lengths_between_the_stages_are_checked() -> None:
+    wrong = dataclasses.replace(draft(), candidate_probs=torch.ones(2))
+    with pytest.raises(ContractError, match="CANDIDATE_PROBS has 2 entries; it must have 3"):
+        wrong.validate()
+
+
+def test_splitting_undoes_concatenating() -> None:
+    one, other = draft(), draft()
+    other.draft_tokens = other.draft_tokens + 10
+    merged = Draft.concatenate([one, other]).validate()
+    assert merged.num_rows == 4
+    for part, original in zip(merged.split([2, 2]), [one, other], strict=True):
+        assert_equal(part, original)
+
+
+def test_concatenated_requests_release_what_each_releases() -> None:
+    merged = StepRequest.concatenate([request(), step_request([RequestRow(8, 0, [1])], release=[1, 2])])
+    assert merged.release.tolist() == [7, 1, 2]
+    assert merged.sequence_id.tolist() == [5, 6, 8]
+    assert merged.tokens.tolist() == [1, 2, 3, 9, 1]
+
+
+def test_every_part_of_a_merged_step_learns_its_cost() -> None:
+    cost = StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, 8, 9).to_tensor()
+    counts = torch.tensor([1, 1], dtype=torch.int32)
+    result = StepResult(counts, counts, counts, counts, counts, counts, torch.zeros(2), cost).validate()
+    for part in result.split([1, 1]):
+        assert StepCost.from_tensor(part.step_cost) == StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, 8, 9)
+
+
+def test_an_empty_cost_means_nothing_was_measured() -> None:
+    assert StepCost.from_tensor(torch.empty(0)) is None
+    assert DraftCost.from_tensor(torch.empty(0)) is None
+
+
+def test_a_step_of_no_rows_is_legal() -> None:
+    empty = step_request([], release=[3])
+    assert empty.num_rows == 0

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from adaptive_verification.estimation.budget import survival
+from adaptive_verification.estimation.depth import best_depth, exploring_rows
+
+
+def _best_by_trying(survivals: NDArray[Any], rows: int, verify_ms: NDArray[np.float64], draft_ms: list[float]) -> int:
+    sample, deepest = survivals.shape
+    best, best_rate = 0, 0.0
+    for depth in range(deepest + 1):
+        values = sorted(survivals[:, :depth].ravel(), reverse=True)
+        for budget in range(len(values) + 1):
+            tokens = rows + sum(values[:budget]) * rows / sample
+            rate = tokens / (verify_ms[budget] + draft_ms[depth])
+            if rate > best_rate * (1 + 1e-12):
+                best, best_rate = depth, rate
+    return best
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_depth_is_the_best_of_all_depths_and_budgets(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sample, deepest, rows = int(random.integers(1, 6)), int(random.integers(1, 6)), int(random.integers(1, 9))
+    survivals = survival(random.uniform(0.2, 1.0, (sample, deepest)))
+    verify_ms: NDArray[np.float64] = 20.0 + random.uniform(0, 3, sample * deepest + 1).cumsum()
+    draft_ms = [0.0, *(2 + random.uniform(0, 4, deepest).cumsum())]
+    assert best_depth(survivals, rows, verify_ms, draft_ms) == _best_by_trying(survivals, rows, verify_ms, draft_ms)
+
+
+def test_costless_drafting_goes_deep_and_dear_drafting_stays_at_zero() -> None:
+    survivals = survival(np.full((8, 5), 0.8))
+    flat = np.full(41, 20.0)
+    assert best_depth(survivals, 8, flat, [0.0] * 6) == 5
+    assert best_depth(survivals, 8, flat, [0.0, *(100.0 * depth for depth in range(1, 6))]) == 0
+
+
+def test_blocks_that_differ_are_worth_drafting_where_equal_ones_of_the_same_mean_are_not() -> None:
+    verify_ms, draft_ms = 20.0 + 1.0 * np.arange(9), [0.0, 1.0]
+    equal = np.full((8, 1), 0.5)
+    spread = np.array([[1.0]] * 4 + [[0.0]] * 4)
+    assert best_depth(equal, 8, verify_ms, draft_ms) == 1
+    dear = 20.0 + 2.0 * np.arange(9)
+    assert best_depth(equal, 8, dear, draft_ms) == 0
+    assert best_depth(spread, 8, dear, draft_ms) == 1
+
+
+def test_all_rows_explore_in_turn_and_few_at_a_time() -> None:
+    interval, num_rows = 4, 20
+    explored = [tuple(exploring_rows(step, num_rows, interval)) for step in range(200)]
+    assert all(len(rows) <= 2 for rows in explored)
+    assert sum(map(bool, explored)) == 50
+    assert {row for rows in explored for row in rows} == set(range(num_rows))
+    assert explored == [tuple(exploring_rows(step, num_rows, interval)) for step in range(200)]
+
+
+def test_a_single_row_explores_in_every_interval_and_no_rows_never() -> None:
+    assert sum(len(tuple(exploring_rows(step, 1, 32))) for step in range(320)) == 10
+    assert not exploring_rows(0, 0, 32)

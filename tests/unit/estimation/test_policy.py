@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.estimation.chain import CURVES
+
+from adaptive_verification.errors import SettingsError
+from adaptive_verification.estimation.budget import admit, best_budget, survival
+from adaptive_verification.estimation.cost_model import VERIFY, CostCurve, CostModel
+from adaptive_verification.estimation.policy import Block, make_policy
+from adaptive_verification.settings import EstimatorSettings
+
+
+def _block(**changes: Any) -> Block:
+    """Three rows, four drafts deep."""
+    acceptance = np.array([[0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2], [0.95, 0.1, 0.9, 0.9]], dtype=np.float32)
+    values: dict[str, Any] = {
+        "counts": np.array([4, 4, 3]),
+        "log_odds": np.log(acceptance) - np.log1p(-acceptance),
+        "survival": survival(acceptance),
+        "limits": np.array([4, 4, 3]),
+        "expected_survival": survival(np.full((3, 16), 0.7, dtype=np.float32)),
+        "exploring": np.zeros(3, dtype=bool),
+        "base_tokens": 3,
+        "fill_tokens": 0,
+        "sampling_rows": 3,
+        "recent_survival": survival(np.full((64, 7), 0.7, dtype=np.float32)),
+        "step": 0,
+        "cold": False,
+    }
+    return Block(**{**values, **changes})
+
+
+def _decide(costs: CostModel | None = None, block: Block | None = None, **settings: Any) -> tuple[list[int], list[int]]:
+    decision = make_policy(EstimatorSettings.model_validate(settings), costs or CostModel()).decide(block or _block())
+    return decision.admitted.tolist(), decision.next_limit.tolist()
+
+
+def test_off_admits_everything_and_limits_nothing() -> None:
+    assert _decide(trim="off") == ([4, 4, 3], [16, 16, 16])
+
+
+def test_adaptive_without_cost_curves_admits_everything_and_limits_nothing() -> None:
+    assert _decide(trim="adaptive") == ([4, 4, 3], [16, 16, 16])
+
+
+def test_a_fixed_length_admits_so_many_and_drafts_no_more() -> None:
+    assert _decide(trim="fixed_length", fixed_length=3) == ([3, 3, 3], [3, 3, 3])
+    assert _decide(trim="fixed_length", fixed_length=0) == ([0, 0, 0], [0, 0, 0])
+    with pytest.raises(SettingsError, match="fixed_length=5"):
+        _decide(trim="fixed_length", fixed_length=5, max_draft_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "admitted"),
+    [(0.0, [4, 4, 3]), (0.3499, [4, 2, 1]), (0.65, [3, 0, 1]), (0.92, [0, 0, 1]), (1.0, [0, 0, 0])],
+)
+def test_a_threshold_admits_until_q_max_falls_below_it(threshold: float, admitted: list[int]) -> None:
+    assert _decide(trim="threshold", threshold=threshold)[0] == admitted
+
+
+def test_adaptive_admits_the_best_slots_of_the_batch_up_to_the_best_budget() -> None:
+    costs, block = CostModel({**CURVES, VERIFY: CostCurve((1, 14), (10.0, 40.0))}), _block()
+    step_ms = costs.verify_ms(3 + np.arange(12)) + costs.draft_ms(3, 3, 4)[4]
+    budget = best_budget(block.expected_survival[:, :4], block.limits, 3, step_ms)
+    assert 0 < budget < 11
+    assert _decide(costs, block)[0] == admit(block.survival, block.counts, budget).tolist()
+
+
+def test_the_budget_does_not_look_at_the_blocks_own_scores_or_counts() -> None:
+    costs = CostModel(CURVES)
+    policy = make_policy(EstimatorSettings.model_validate({}), costs)
+    others = [
+        _block(survival=np.zeros((3, 4), np.float32)),
+        _block(survival=np.ones((3, 4), np.float32)),
+        _block(log_odds=np.zeros((3, 4), np.float32)),
+        _block(counts=np.array([1, 0, 3])),  # a drafter may stop early because of what it drew
+    ]
+    assert {policy.decide(block).budget for block in others} == {policy.decide(_block()).budget}
+
+
+def test_exploring_rows_keep_all_their_drafts_and_do_not_compete() -> None:
+    costs = CostModel(CURVES)
+    without = _decide(costs, _block(expected_survival=np.zeros((3, 16), np.float32)))[0]
+    exploring = np.array([False, True, False])
+    assert without == [0, 0, 0]
+    assert _decide(costs, _block(expected_survival=np.zeros((3, 16), np.float32), exploring=exploring))[0] == [0, 4, 0]
+
+
+def test_a_plan_of_no_drafts_still_lets_a_few_rows_explore_at_times() -> None:
+    costs = CostModel(CURVES)
+    hopeless = {"recent_survival": np.zeros((64, 7), np.float32)}
+    policy = make_policy(EstimatorSettings.model_validate({"exploration_interval_steps": 32}), costs)
+    decisions = [policy.decide(_block(**hopeless, step=step)) for step in range(320)]
+    assert {decision.depth for decision in decisions} == {0}
+    limits = np.array([decision.next_limit for decision in decisions])
+    assert set(np.unique(limits)) == {0, 16}
+    assert (limits > 0).sum() == 10
+    assert ((limits > 0) == np.array([decision.explores_next for decision in decisions])).all()
+
+
+def test_exploration_is_more_frequent_while_nothing_is_known() -> None:
+    policy = make_policy(EstimatorSettings.model_validate({"exploration_interval_steps": 32}), CostModel(CURVES))
+    cold = sum(policy.decide(_block(step=step, cold=True)).explores_next.sum() for step in range(320))
+    assert cold == 80
+
+
+def test_no_rows_are_no_problem() -> None:
+    empty = _block(
+        counts=np.zeros(0, np.int64),
+        log_odds=np.zeros((0, 0), np.float32),
+        survival=np.zeros((0, 0), np.float32),
+        limits=np.zeros(0, np.int64),
+        expected_survival=np.zeros((0, 16), np.float32),
+        exploring=np.zeros(0, bool),
+        base_tokens=0,
+        sampling_rows=0,
+    )
+    for trim in ("adaptive", "off", "fixed_length", "threshold"):
+        assert _decide(CostModel(CURVES), empty, trim=trim) == ([], [])

@@ -1,0 +1,48 @@
+"""What cannot be seen through the engine without waiting for something not to happen."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+from adaptive_verification.errors import StepFailed
+from adaptive_verification.generation.detokenizer import Detokenizer
+from adaptive_verification.generation.scheduler import Scheduler
+from adaptive_verification.generation.text_stream import TextStream
+from adaptive_verification.settings import GenerateSettings
+from tests.unit.generation.scripted import END_TOKEN, CollectingSink, ScriptedStep, make_request
+
+
+def make_scheduler(settings: GenerateSettings) -> Scheduler:
+    return Scheduler(settings, frozenset({END_TOKEN}), evidence_key=None)
+
+
+def enqueue(scheduler: Scheduler, tokenizer: Tokenizer, max_tokens: int) -> int:
+    request = make_request(max_tokens=max_tokens)
+    return scheduler.enqueue(request, TextStream(request, Detokenizer(tokenizer), CollectingSink()))
+
+
+def test_a_release_that_fails_alone_is_not_tried_again(byte_tokenizer: Tokenizer, settings: GenerateSettings) -> None:
+    scheduler = make_scheduler(settings)
+    sequence_id = enqueue(scheduler, byte_tokenizer, max_tokens=16)
+    scheduler.fail(scheduler.schedule(), StepFailed("broken"))
+    release_only = scheduler.schedule()
+    assert (release_only.rows, release_only.release) == ([], [sequence_id])
+    scheduler.fail(release_only, StepFailed("broken"))
+    assert not scheduler.has_work
+
+
+def test_cancelling_what_has_ended_makes_no_work(
+    byte_tokenizer: Tokenizer, settings: GenerateSettings, step: ScriptedStep
+) -> None:
+    scheduler = make_scheduler(settings)
+    sequence_id = enqueue(scheduler, byte_tokenizer, max_tokens=1)
+    for _ in range(2):
+        scheduled = scheduler.schedule()
+        scheduler.apply(scheduled, step(scheduler.step_request(scheduled)))
+    scheduler.cancel(sequence_id)
+    assert not scheduler.has_work
+
+
+def test_two_schedulers_use_different_sequence_ids(byte_tokenizer: Tokenizer, settings: GenerateSettings) -> None:
+    ids = {enqueue(make_scheduler(settings), byte_tokenizer, max_tokens=1) for _ in range(20)}
+    assert len(ids) == 20
