@@ -1,6 +1,6 @@
 """Several prompts at once over one gRPC stream; each piece of text is printed as it comes.
 
-    python client_examples/grpc_stream_client.py "The capital of France is" "The largest planet is"
+python client_examples/grpc_stream_client.py "The capital of France is" "The largest planet is"
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text in, text out over HTTP, with nothing but the standard library.
 
-    python client_examples/http_client.py "The capital of France is"
-    python client_examples/http_client.py --stream --chat "Tell me a story." --temperature 0.7
+python client_examples/http_client.py "The capital of France is"
+python client_examples/http_client.py --stream --chat "Tell me a story." --temperature 0.7
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs Triton's perf_analyzer (from the wheel tritonclient) against `generate` and reads its report.
 
-The binary needs two libraries that the wheel nvidia-pytriton carries under other names; inside NGC's containers they are
-installed.
+The binary needs two libraries that the wheel nvidia-pytriton carries under other names; inside NGC's containers they
+are installed.
 """
 
 from __future__ import annotations

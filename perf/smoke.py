@@ -1,6 +1,6 @@
 """A short load test: does perf_analyzer run against `generate` with streaming, and what does it report?
 
-    make perf-smoke
+make perf-smoke
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from perf import perf_analyzer
-from perf.provenance import provenance
 from tests.prompts import prompts
 
 from adaptive_verification.serving.launcher import ServerOptions, running_server
+from perf import perf_analyzer
+from perf.provenance import provenance
 
 
 def main() -> None:

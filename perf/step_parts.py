@@ -18,11 +18,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from perf import perf_analyzer
-from perf.provenance import provenance
 from tests.prompts import prompts
 
 from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
+from perf import perf_analyzer
+from perf.provenance import provenance
 
 PARTS = ("drafter", "estimator", "verifier", "transport", "loop")
 
@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--num-draft-tokens", type=int, nargs="+", default=[0, 3])
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of every model that has it")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SETTING=VALUE", help="of every model that has it"
+    )
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     arguments = parser.parse_args()
 

@@ -1,7 +1,8 @@
 """Runs the real code once for every way its random choices can fall, with the exact probability of each.
 
 Three places of the package are random: the draw of a draft, the acceptance of a draft, the draw of the final token.
-`Enumerator` stands in for them and takes every branch in turn, so a statement about probabilities is a sum, not a sample.
+`Enumerator` stands in for them and takes every branch in turn, so a statement about probabilities is a sum, not a
+sample.
 """
 
 from __future__ import annotations

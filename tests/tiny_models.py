@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from transformers import (
@@ -18,7 +19,7 @@ from transformers import (
 )
 
 VOCAB_SIZE = 97
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -12,7 +12,8 @@ def mask(counts: Tensor, width: int) -> Tensor:
 
 
 def pad(values: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
-    """`[sum(counts), ...]` -> `[n, width, ...]`, zeros behind each row's values. Width: the largest count, at least 1."""
+    """`[sum(counts), ...]` -> `[n, width, ...]`, zeros behind each row's values. Width: the largest count, at least
+    1."""
     if width is None:
         width = max(int(counts.max()) if counts.numel() else 0, 1)
     padded = values.new_zeros(len(counts), width, *values.shape[1:])

@@ -1,8 +1,8 @@
 """Every setting of every stage: its default, its range, and the one sentence that explains it.
 
-A stage's settings are the `parameters` of its `config.pbtxt` (strings, as Triton has them), validated here. The README's
-table is made from this module. Nothing else in the package reads configuration, apart from the environment variables
-that `serving.environment` sets.
+A stage's settings are the `parameters` of its `config.pbtxt` (strings, as Triton has them), validated here. The
+README's table is made from this module. Nothing else in the package reads configuration, apart from the environment
+variables that `serving.environment` sets.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class ModelSettings(StageSettings):
     target: str = Field(DEFAULT_PAIR, description="Target model: a directory, a hub name, or `default`.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Type of weights and cache. `auto`: bfloat16 where the processor multiplies it natively, else float32.",
+        description="Type of weights and cache. `auto`: bfloat16 where the processor multiplies it natively, "
+        "else float32.",
     )
     device: str = Field("auto", description="`auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`.")
     cache_slots: int = Field(72, ge=1, le=4096, description="Sequences whose keys and values are kept at once.")
@@ -83,7 +84,8 @@ class DrafterSettings(ModelSettings):
     max_catch_up_tokens: int = Field(
         256,
         ge=1,
-        description="Context tokens the drafter computes in one step for rows that want drafts; rows beyond that draft later.",
+        description="Context tokens the drafter computes in one step for rows that want drafts; rows beyond that "
+        "draft later.",
     )
 
 
@@ -92,8 +94,9 @@ class EstimatorSettings(StageSettings):
 
     trim: Literal["adaptive", "off", "fixed_length", "threshold"] = Field(
         "adaptive",
-        description="Which drafts are verified. `adaptive`: as many of the batch's best as pay for themselves; `off`: all; "
-        "`fixed_length`: the first `fixed_length` of each row; `threshold`: until q_max falls below `threshold`.",
+        description="Which drafts are verified. `adaptive`: as many of the batch's best as pay for themselves; "
+        "`off`: all; `fixed_length`: the first `fixed_length` of each row; `threshold`: until q_max falls below "
+        "`threshold`.",
     )
     feature: str = Field(
         "logit_q_max",
@@ -102,8 +105,8 @@ class EstimatorSettings(StageSettings):
     )
     evidence: Literal["none", "history"] = Field(
         "history",
-        description="What else it is predicted from. `history`: whether the request's earlier drafts were accepted more "
-        "often than predicted.",
+        description="What else it is predicted from. `history`: whether the request's earlier drafts were accepted "
+        "more often than predicted.",
     )
     fixed_length: int = Field(3, ge=0, le=16, description="Drafts verified per row with `trim` = `fixed_length`.")
     threshold: float = Field(0.3, ge=0, le=1, description="Smallest q_max verified with `trim` = `threshold`.")
@@ -122,8 +125,10 @@ class EstimatorSettings(StageSettings):
         4096, ge=1, description="Sequences remembered between steps; the least recently used is forgotten."
     )
     calibration_half_life_steps: float = Field(
-        2000.0, ge=0, description="Labelled steps after which the reported AUC, log-loss and calibration error count a "
-        "label half. 0: never fade."
+        2000.0,
+        ge=0,
+        description="Labelled steps after which the reported AUC, log-loss and calibration error count a label half. "
+        "0: never.",
     )
     state_directory: str = Field(
         "", description="Where fit, cost curves and calibration are kept across restarts. Empty: nowhere."
@@ -139,7 +144,9 @@ class GenerateSettings(StageSettings):
     target: str = Field(DEFAULT_PAIR, description="Target model whose tokenizer and chat template are used.")
     num_draft_tokens: int = Field(7, ge=0, le=16, description="Drafts per step and sequence, at most (K).")
     max_live_sequences: int = Field(64, ge=1, le=4096, description="Sequences decoded at once; further requests queue.")
-    max_queued_requests: int = Field(512, ge=0, description="Requests that may wait; beyond that: UNAVAILABLE, at once.")
+    max_queued_requests: int = Field(
+        512, ge=0, description="Requests that may wait; beyond that: UNAVAILABLE, at once."
+    )
     max_context_tokens: int = Field(2048, ge=16, description="As the verifier's. Longer prompts are refused.")
     max_prompt_tokens_per_step: int = Field(
         256, ge=1, description="Prompt tokens computed in one step; longer prompts are cut into chunks of this size."

@@ -34,9 +34,11 @@ def target() -> PreTrainedModel:
 
 def greedy(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, max_tokens: int) -> list[int]:
     """transformers' own greedy continuation, as token ids."""
-    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-    output = target.generate(ids, max_new_tokens=max_tokens, do_sample=False, attention_mask=torch.ones_like(ids))
-    return output[0, ids.shape[1] :].tolist()
+    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+    generate: Any = target.generate
+    output = generate(ids, max_new_tokens=max_tokens, do_sample=False, attention_mask=torch.ones_like(ids))
+    new_tokens: list[int] = output[0, ids.shape[1] :].tolist()
+    return new_tokens
 
 
 def test_greedy_text_is_transformers_own_on_twenty_prompts(
@@ -155,12 +157,19 @@ def test_a_chat_is_rendered_with_the_models_template(
     messages = [{"role": "user", "content": "Say hello."}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     answer = client.generate(messages=json.dumps(messages), max_tokens=12, temperature=0.0).body
-    expected = greedy(target, tokenizer, text, 12)
+    expected = greedy(target, tokenizer, str(text), 12)
     assert answer["text_output"] == tokenizer.decode(expected, skip_special_tokens=True)
 
 
 def test_a_seed_repeats_its_text_and_sampling_parameters_are_understood(client: GenerateClient) -> None:
-    parameters = {"temperature": "0.8", "top_p": 0.9, "top_k": 40, "seed": 11, "max_tokens": "12", "num_draft_tokens": 0}
+    parameters = {
+        "temperature": "0.8",
+        "top_p": 0.9,
+        "top_k": 40,
+        "seed": 11,
+        "max_tokens": "12",
+        "num_draft_tokens": 0,
+    }
     request = {"text_input": PROMPT, "sampling_parameters": json.dumps(parameters)}
     first, second = client.generate(**request).body, client.generate(**request).body
     assert first["text_output"] == second["text_output"]

@@ -1,7 +1,7 @@
 """The output distribution equals the target's: proven by enumeration over the real drafter and verifier stages.
 
-Whatever the drafter proposes and whatever part of it is admitted (by a rule that does not look at the tokens), the tokens
-of a step are distributed by the target, to rounding in float64.
+Whatever the drafter proposes and whatever part of it is admitted (by a rule that does not look at the tokens), the
+tokens of a step are distributed by the target, to rounding in float64.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_the_proof_fails_when_the_final_token_ignores_the_rejection(monkeypatch:
 def test_the_proof_fails_when_too_much_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     p, q = random_distributions(3, seed=1), random_distributions(3, seed=2)
     enumerator = Enumerator(monkeypatch)
-    exact = acceptance.acceptance_probability
+    exact = rejection.acceptance_probability
     monkeypatch.setattr(acceptance, "acceptance_probability", lambda p, q: exact(1.1 * p, q))
     outcomes = enumerator.outcomes(lambda: run_steps(p, q, 3, [2], {}, draft_limit=2, num_steps=1, draft_top_k=3))
     with pytest.raises(AssertionError, match="off by"):

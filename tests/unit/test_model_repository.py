@@ -10,6 +10,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from adaptive_verification.contract import Draft, Estimate, StepRequest, StepResult
 from adaptive_verification.contract.messages import Message
+from adaptive_verification.serving.cli import main
 from adaptive_verification.settings import SETTINGS_BY_MODEL
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -42,7 +43,9 @@ def test_requests_of_different_lengths_share_a_batch(model: str) -> None:
     described = config(model)
     assert all(tensor.allow_ragged_batch for tensor in described.input)
     assert described.HasField("dynamic_batching")
-    assert [(group.count, group.kind) for group in described.instance_group] == [(1, described.instance_group[0].KIND_CPU)]
+    assert [(group.count, group.kind) for group in described.instance_group] == [
+        (1, described.instance_group[0].KIND_CPU)
+    ]
 
 
 def test_the_ensemble_hands_every_stage_all_its_tensors() -> None:
@@ -70,3 +73,12 @@ def test_the_fronts_context_is_the_verifiers() -> None:
     generate, verifier, drafter = (SETTINGS_BY_MODEL[name]() for name in ("generate", "verifier", "drafter"))
     assert generate.max_context_tokens == verifier.max_context_tokens == drafter.max_context_tokens  # type: ignore[attr-defined]
     assert generate.max_live_sequences <= min(verifier.cache_slots, drafter.cache_slots)  # type: ignore[attr-defined]
+
+
+def test_the_readmes_table_is_the_settings_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """To renew it: paste the output of `adaptive-verification settings` between the two comments."""
+    assert main(["settings"]) == 0
+    printed = capsys.readouterr().out.strip()
+    readme = (REPOSITORY.parent / "README.md").read_text()
+    begin, end = "<!-- settings: adaptive-verification settings -->", "<!-- end of settings -->"
+    assert readme.split(begin)[1].split(end)[0].strip() == printed

@@ -86,9 +86,7 @@ class Message:
     @classmethod
     def specs(cls) -> dict[str, TensorSpec]:
         """Field name -> specification, in declaration order."""
-        return {
-            field.name: TensorSpec(name=field.name.upper(), **field.metadata) for field in dataclasses.fields(cls)
-        }
+        return {field.name: TensorSpec(name=field.name.upper(), **field.metadata) for field in dataclasses.fields(cls)}
 
     @property
     def num_rows(self) -> int:

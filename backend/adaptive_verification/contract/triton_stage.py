@@ -1,13 +1,13 @@
 """Runs a stage on the requests that Triton hands to a Python model: parse, merge, run, split, answer.
 
-Every request is answered, and answered on its own: one that is malformed gets its error while the others run, and where a
-merged run fails the requests are run one by one, so that only the one at fault fails.
+Every request is answered, and answered on its own: one that is malformed gets its error while the others run, and
+where a merged run fails the requests are run one by one, so that only the one at fault fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from adaptive_verification.contract.messages import Message, StepRequest
 from adaptive_verification.contract.wire import from_triton, to_triton
@@ -24,12 +24,20 @@ class TritonStage:
         pb_utils: the module `triton_python_backend_utils`, which exists only inside the server.
         input_types: `StepRequest` and then the messages of the stages before.
         run: the stage's `step`.
+        prepare: what is done to each caller's own request before it is merged with others.
     """
 
-    def __init__(self, pb_utils: Any, input_types: Sequence[type[Message]], run: Callable[..., Message]) -> None:
+    def __init__(
+        self,
+        pb_utils: Any,
+        input_types: Sequence[type[Message]],
+        run: Callable[..., Message],
+        prepare: Callable[[StepRequest], StepRequest] = lambda request: request,
+    ) -> None:
         self._pb_utils = pb_utils
         self._input_types = tuple(input_types)
         self._run = run
+        self._prepare = prepare
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """`pb_utils.InferenceRequest`s in, one `pb_utils.InferenceResponse` each out, in the same order."""
@@ -45,16 +53,16 @@ class TritonStage:
                 responses[i] = response
         return responses
 
-    def _parse(self, request: Any) -> Inputs:
-        tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        messages = tuple(from_triton(kind, tensors.get).validate() for kind in self._input_types)
-        num_rows = messages[0].num_rows
-        for message in messages[1:]:
+    def _parse(self, triton_request: Any) -> Inputs:
+        tensors = {tensor.name(): tensor for tensor in triton_request.inputs()}
+        request, *others = (from_triton(kind, tensors.get).validate() for kind in self._input_types)
+        num_rows = request.num_rows
+        for message in others:
             if message.num_rows != num_rows:
                 raise ContractError(
                     f"{type(message).__name__} has {message.num_rows} rows; it must have SEQUENCE_ID's {num_rows}"
                 )
-        return messages
+        return (self._prepare(cast(StepRequest, request)), *others)
 
     def _run_group(self, group: dict[int, Inputs]) -> dict[int, Any]:
         merged = [

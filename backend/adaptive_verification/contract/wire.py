@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from torch import Tensor
 
 from adaptive_verification.contract.messages import Message
@@ -72,7 +73,7 @@ def from_triton(message_type: type[M], get_tensor: Callable[[str], Any]) -> M:
         tensor = get_tensor(name)
         if tensor is None or tensor.is_cpu():
             return None if tensor is None else tensor.as_numpy()
-        on_gpu[name] = torch.from_dlpack(tensor.to_dlpack())
+        on_gpu[name] = torch.utils.dlpack.from_dlpack(tensor.to_dlpack())
         spec = next(spec for spec in message_type.specs().values() if spec.name == name)
         return np.empty((1, 0), dtype=_NUMPY_TYPES[spec.wire_type])
 

@@ -6,8 +6,11 @@ from transformers import AutoTokenizer
 
 from adaptive_verification.drafting.stage import CausalDrafter
 from adaptive_verification.errors import SettingsError, UnsupportedModel
+from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, publish_curves
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.loading import model_options, vocabulary_size
+from adaptive_verification.forward.timing import sizes_up_to, time_forward
+from adaptive_verification.serving import environment
 from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.settings import DrafterSettings
 
@@ -15,7 +18,7 @@ _FIRST_LAYERS = "first-layers:"
 
 
 def load_drafter(settings: DrafterSettings) -> CausalDrafter:
-    """Loads the drafter and checks that it speaks the target's tokens.
+    """Loads the drafter, checks that it speaks the target's tokens, and publishes what its forwards cost.
 
     Raises:
         SettingsError: `drafter` or a device cannot be understood.
@@ -32,6 +35,14 @@ def load_drafter(settings: DrafterSettings) -> CausalDrafter:
         path = resolve_model(settings.drafter)
         refuse_other_tokenizer(target=target, drafter=path)
         model = CausalModel.load(path, options)
+    publish_curves(
+        environment.state_directory(),
+        "drafter",
+        {
+            DRAFT_PREFILL: time_forward(model, sizes_up_to(settings.max_catch_up_tokens), logits_everywhere=False),
+            DRAFT_EXTEND: time_forward(model, sizes_up_to(min(model.num_slots, 64)), logits_everywhere=True),
+        },
+    )
     return CausalDrafter(
         model,
         target_vocab_size=vocabulary_size(target),

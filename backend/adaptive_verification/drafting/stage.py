@@ -1,8 +1,8 @@
 """The drafter: proposes up to `DRAFT_LIMIT` tokens for each row with a causal language model of its own.
 
-It owns the model and its cache. Where a row asks for no drafts it only notes the tokens: the keys and values are computed
-when drafts are wanted again, at most `max_catch_up_tokens` a step, so a row without speculation costs nothing here and a
-long prompt does not hold up the others.
+It owns the model and its cache. Where a row asks for no drafts it only notes the tokens: the keys and values are
+computed when drafts are wanted again, at most `max_catch_up_tokens` a step, so a row without speculation costs
+nothing here and a long prompt does not hold up the others.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adaptive_verification.contract import Draft, DraftCost, StepRequest
@@ -46,7 +47,8 @@ class CausalDrafter:
         draft_top_k: int,
         max_catch_up_tokens: int,
     ) -> None:
-        """`target_vocab_size`: ids from there on, which padding of the drafter's embedding may add, are never drafted."""
+        """`target_vocab_size`: ids from there on, which padding of the drafter's embedding may add, are never
+        drafted."""
         self._model = model
         self._num_ids = min(target_vocab_size, model.vocab_size)
         self._draft_top_k = min(draft_top_k, self._num_ids)
@@ -188,10 +190,11 @@ class _Sampler:
 
 
 def _stack(by_depth: list[Tensor]) -> Tensor:
-    """`[rows_d, ...]` for each depth, ever fewer rows and maybe other widths -> `[rows, K, ...]`, zeros elsewhere."""
+    """`[rows_d]` or `[rows_d, C_d]` for each depth, ever fewer rows -> `[rows, K]` or `[rows, K, C]`, zeros elsewhere."""
     rows = len(by_depth[0])
-    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in by_depth), strict=True)]
-    stacked = by_depth[0].new_zeros(rows, len(by_depth), *shape)
-    for depth, tensor in enumerate(by_depth):
-        stacked[(slice(len(tensor)), depth, *(slice(size) for size in tensor.shape[1:]))] = tensor
-    return stacked
+    if by_depth[0].dim() == 1:
+        return torch.stack([F.pad(tensor, (0, rows - len(tensor))) for tensor in by_depth], dim=1)
+    width = max(tensor.shape[1] for tensor in by_depth)
+    return torch.stack(
+        [F.pad(tensor, (0, width - tensor.shape[1], 0, rows - len(tensor))) for tensor in by_depth], dim=1
+    )

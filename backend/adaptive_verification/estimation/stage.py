@@ -68,7 +68,7 @@ class EstimatorStage:
         self._clock = clock
         self._feature = serving_feature(settings.feature)
         num_positions = settings.max_draft_tokens
-        self._uses_history = settings.evidence == "history"
+        self._uses_history = settings.evidence == "history" and self._feature.fitted
         self.fit = OnlineFit(
             num_positions,
             2 if self._uses_history else 1,

@@ -108,7 +108,7 @@ class CausalModel:
         if num_layers is not None:
             _keep_first_layers(config, num_layers)
             transformers.logging.set_verbosity_error()  # the other layers' weights are unused on purpose
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=options.dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=options.dtype)
         return cls(model.to(options.device).eval(), options)
 
     @torch.inference_mode()
@@ -153,7 +153,9 @@ def refuse_unsupported(config: PretrainedConfig, model: PreTrainedModel, max_con
         raise UnsupportedModel(f"{name} has {longest} positions; max_context_tokens={max_context_tokens} is too large")
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
-        raise UnsupportedModel(f"{name} has layers of kind {', '.join(sorted(kinds))}; only full attention is supported")
+        raise UnsupportedModel(
+            f"{name} has layers of kind {', '.join(sorted(kinds))}; only full attention is supported"
+        )
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
     uses_window = "sliding_attention" in layer_types if layer_types else window is not None
@@ -203,9 +205,7 @@ _PROBE_LENGTHS = (5, 8)
 def _probe_tokens(model: PreTrainedModel) -> list[Tensor]:
     vocab_size = model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randint(0, vocab_size, (length,), generator=generator).to(model.device) for length in _PROBE_LENGTHS
-    ]
+    return [torch.randint(0, vocab_size, (length,), generator=generator).to(model.device) for length in _PROBE_LENGTHS]
 
 
 def _probe_reference(model: PreTrainedModel) -> list[Tensor]:

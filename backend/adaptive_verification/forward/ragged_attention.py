@@ -67,7 +67,8 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU the system's own zero pages, which take memory only as they are written (`torch.zeros` writes)."""
+    """Zeros. On a CPU the system's own zero pages, which take memory only as they are written (`torch.zeros`
+    writes)."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()

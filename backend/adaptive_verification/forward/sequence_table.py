@@ -32,7 +32,8 @@ class CachedSequence:
         return self.tokens[self.computed_length : self.confirmed_length]
 
     def confirm(self, context_length: int, tokens: list[int]) -> None:
-        """Takes the caller's tokens as the truth from `context_length` on, and cuts back what was computed otherwise."""
+        """Takes the caller's tokens as the truth from `context_length` on, and cuts back what was computed
+        otherwise."""
         cached = self.tokens[context_length : context_length + len(tokens)]
         if cached == tokens:
             agreed = len(tokens)
@@ -43,7 +44,8 @@ class CachedSequence:
         self.computed_length = min(self.computed_length, context_length + agreed)
 
     def mark_computed(self, length: int, drafts: list[int]) -> None:
-        """Says after a forward: the first `length` confirmed tokens are computed, and these drafts after all of them."""
+        """Says after a forward: the first `length` confirmed tokens are computed, and these drafts after all of
+        them."""
         self.computed_length = length + len(drafts)
         self.tokens[self.confirmed_length :] = drafts
 

@@ -1,8 +1,8 @@
 """Uniform numbers as a pure function of their key: no generator state, so no dependence on the batch, device or order.
 
-The key is (seed, block, offset, purpose). `block` is the sequence's length where a step's block of drafts begins, so every
-step draws fresh numbers even for a position that an earlier step drafted and lost; otherwise a budget that looks at the
-last block's scores would know something of this block's tokens. A repeated step draws the same numbers.
+The key is (seed, block, offset, purpose). `block` is the sequence's length where a step's block of drafts begins, so
+every step draws fresh numbers even for a position that an earlier step drafted and lost; otherwise a budget that
+looks at the last block's scores would know something of this block's tokens. A repeated step draws the same numbers.
 
 The mixing function is splitmix64's finalizer (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014), applied once for each word of the key.

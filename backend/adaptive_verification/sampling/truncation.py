@@ -1,8 +1,8 @@
 """The distribution that a request asks for: temperature, then top-k, then top-p, as sparse candidates.
 
-The order and meaning are those of Hugging Face and vLLM: top-k keeps the k most likely tokens, top-p then the smallest set
-of those whose renormalized mass reaches p (at least one token). Temperature 0 is top-k 1. The nucleus is exact without
-sorting the vocabulary: the largest few are taken, and more only for rows whose mass they do not reach.
+The order and meaning are those of Hugging Face and vLLM: top-k keeps the k most likely tokens, top-p then the
+smallest set of those whose renormalized mass reaches p (at least one token). Temperature 0 is top-k 1. The nucleus
+is exact without sorting the vocabulary: the largest few are taken, and more only for rows whose mass they do not reach.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Candidates(NamedTuple):
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Logits over the temperature, with the largest at 0: `[rows, vocab]`, at least float32. Temperature 0 scales by 1."""
+    """Logits over the temperature, with the largest at 0: `[rows, vocab]`, at least float32. Temperature 0 scales by
+    1."""
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scaled = scaled - scaled.amax(-1, keepdim=True)
     divisor = torch.where(temperature > 0, temperature, 1.0)
@@ -68,7 +69,9 @@ def truncate(scaled: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) 
             break
         previous, width = width, min(widest, width * _WIDENING)
         wider_values, wider_ids = _largest(scaled[short], width)
-        wider_probs = _keep(wider_values, log_total[short] if log_total is not None else None, limit[short], top_p[short])
+        wider_probs = _keep(
+            wider_values, log_total[short] if log_total is not None else None, limit[short], top_p[short]
+        )
         padding = (0, width - previous)
         ids, probs = torch.nn.functional.pad(ids, padding), torch.nn.functional.pad(probs, padding)
         ids[short], probs[short] = wider_ids, wider_probs

@@ -1,6 +1,7 @@
 """Acceptance of a whole step: which drafts of which rows the target accepts, and the one token after them.
 
-The arithmetic of rejection is in `rejection`, the distributions in `target_distribution`; this is the block of all rows.
+The arithmetic of rejection is in `rejection`, the distributions in `target_distribution`; this is the block of all
+rows.
 """
 
 from __future__ import annotations

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from adaptive_verification.estimation.cost_model import VERIFY, publish_curves
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.loading import model_options
+from adaptive_verification.forward.timing import sizes_up_to, time_forward
+from adaptive_verification.serving import environment
 from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.settings import VerifierSettings
 from adaptive_verification.verification.stage import VerifierStage
 
+_LARGEST_TIMED_STEP_TOKENS = 256
+"""Beyond it the cost goes on in a straight line: the processor is busy."""
+
 
 def load_verifier(settings: VerifierSettings) -> VerifierStage:
-    """Loads the target.
+    """Loads the target and publishes what its forward costs.
 
     Raises:
         SettingsError: a device or type cannot be used.
         UnsupportedModel: packed attention would not compute what the target computes.
     """
     model = CausalModel.load(resolve_model(settings.target), model_options(settings))
+    curve = time_forward(model, sizes_up_to(_LARGEST_TIMED_STEP_TOKENS), logits_everywhere=True)
+    publish_curves(environment.state_directory(), "verifier", {VERIFY: curve})
     return VerifierStage(model, settings.idle_seconds)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.contract import (
-    STATUS_OK,
     Draft,
     DraftCost,
     Estimate,

@@ -1,7 +1,7 @@
 """The target's distributions at many positions, each as its request asks for it.
 
-Positions of plain sampling (no top-k, no top-p) keep the whole vocabulary; all others are sparse (`sampling.truncation`).
-Both answer the same two questions: how likely is this token, and which token follows.
+Positions of plain sampling (no top-k, no top-p) keep the whole vocabulary; all others are sparse
+(`sampling.truncation`). Both answer the same two questions: how likely is this token, and which token follows.
 """
 
 from __future__ import annotations

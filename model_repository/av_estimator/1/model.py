@@ -15,7 +15,7 @@ class TritonPythonModel:
     def initialize(self, args):
         settings = EstimatorSettings.from_parameters(json.loads(args["model_config"])["parameters"])
         estimator = EstimatorStage(settings, evidence_key=environment.evidence_key())
-        self._stage = TritonStage(pb_utils, [StepRequest, Draft], estimator.step)
+        self._stage = TritonStage(pb_utils, [StepRequest, Draft], estimator.step, estimator.without_foreign_evidence)
 
     def execute(self, requests):
         return self._stage.execute(requests)

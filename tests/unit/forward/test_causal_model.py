@@ -34,7 +34,8 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_packed_steps_equal_the_models_own_forward(architecture: str, dtype: torch.dtype) -> None:
-    """Prompts of different lengths, single tokens, blocks of drafts, truncations and reused slots, mixed in each step."""
+    """Prompts of different lengths, single tokens, blocks of drafts, truncations and reused slots, mixed in each
+    step."""
     model = tiny_model(CONFIGS[architecture], dtype)
     reference = copy.deepcopy(model)
     packed = CausalModel(model, options(dtype))
@@ -89,22 +90,39 @@ def test_what_others_left_in_the_cache_does_not_matter() -> None:
         (SLIDING_WINDOW_CONFIG, "sliding window of 8"),
         (
             Gemma2Config(
-                vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                num_key_value_heads=2, head_dim=16, sliding_window=512, max_position_embeddings=128,
+                vocab_size=VOCAB_SIZE,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=16,
+                sliding_window=512,
+                max_position_embeddings=128,
             ),
             "softcap",
         ),
         (
             LlamaConfig(
-                vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                num_key_value_heads=2, max_position_embeddings=64,
+                vocab_size=VOCAB_SIZE,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
             ),
             "max_context_tokens=96",
         ),
         (
             LlamaConfig(
-                vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                num_key_value_heads=2, max_position_embeddings=128,
+                vocab_size=VOCAB_SIZE,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=128,
                 rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
             ),
             "dynamic rotary",

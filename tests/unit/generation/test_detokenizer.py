@@ -61,10 +61,11 @@ def test_byte_fallback_pieces_of_whole_characters_join_to_decode_of_all(groups: 
 
 
 @pytest.mark.parametrize("following", [[], [FIRST_FALLBACK_TOKEN + 256 + WORDS.index("a")]])
-@given(text=CHARACTERS, num_invalid=st.integers(0, 3))
+@given(text=CHARACTERS.filter(lambda text: " " not in text), num_invalid=st.integers(0, 3))
 def test_byte_fallback_keeps_whole_characters_that_bytes_of_none_follow(
     following: list[int], text: str, num_invalid: int
 ) -> None:
+    # Spaces have a word of their own in such vocabularies.
     invalid = [FIRST_FALLBACK_TOKEN + 0xFF] * num_invalid
     joined = "".join(pieces(BYTE_FALLBACK, [*fallback_tokens("x" + text), *invalid, *following]))
     assert joined == "x" + text + "\ufffd" * num_invalid + "a" * len(following)

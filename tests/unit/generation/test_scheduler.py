@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.unit.generation.scripted import END_TOKEN, CollectingSink, ScriptedStep, make_request
 from tokenizers import Tokenizer
 
 from adaptive_verification.errors import StepFailed
@@ -9,7 +10,6 @@ from adaptive_verification.generation.detokenizer import Detokenizer
 from adaptive_verification.generation.scheduler import Scheduler
 from adaptive_verification.generation.text_stream import TextStream
 from adaptive_verification.settings import GenerateSettings
-from tests.unit.generation.scripted import END_TOKEN, CollectingSink, ScriptedStep, make_request
 
 
 def make_scheduler(settings: GenerateSettings) -> Scheduler:

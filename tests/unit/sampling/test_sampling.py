@@ -35,7 +35,9 @@ def of_transformers(logits: torch.Tensor, temperature: float, top_k: int, top_p:
 
 @pytest.mark.parametrize("vocab_size", [50, 3000])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (0, 0.9), (0, 0.999), (40, 0.8), (300, 0.95), (0, 0.05), (1, 1)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(5, 1.0), (0, 0.9), (0, 0.999), (40, 0.8), (300, 0.95), (0, 0.05), (1, 1)]
+)
 def test_truncation_equals_transformers(vocab_size: int, temperature: float, top_k: int, top_p: float) -> None:
     logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(0)) * 3
     expected = of_transformers(logits, temperature, top_k, top_p)
