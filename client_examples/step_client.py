@@ -17,7 +17,7 @@ import torch
 import tritonclient.grpc as triton
 from transformers import AutoTokenizer
 
-from adaptive_verification.contract import NO_LABEL, STATUS_NOT_CACHED, STATUS_OK, StepRequest, StepResult
+from adaptive_verification.contract import NO_LABEL, REJECTION, STATUS_NOT_CACHED, STATUS_OK, StepRequest, StepResult
 from adaptive_verification.contract.wire import from_numpy, to_numpy
 from adaptive_verification.serving.default_pair import resolve_model
 
@@ -65,6 +65,7 @@ def request_for(sequences: list[Sequence], max_drafts: int, release: list[int]) 
         top_p=torch.ones(n),
         top_k=int32([0] * n),
         seed=torch.zeros(n, dtype=torch.int64),
+        acceptance=int32([REJECTION] * n),
         previous_accepted=int32([NO_LABEL] * n),  # only the server's own front may teach the estimator
         previous_cost=torch.empty(0),
         release=torch.tensor(release, dtype=torch.int64),

@@ -57,6 +57,7 @@ class Traffic:
             top_p=torch.ones(rows),
             top_k=zero,
             seed=torch.zeros(rows, dtype=torch.int64),
+            acceptance=zero,
             previous_accepted=self._accepted,
             previous_cost=StepCost(draft_cost, 1.0, 52.0, rows, 1.5 * rows).to_tensor(),
             release=torch.zeros(0, dtype=torch.int64),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adaptive_verification.contract import NO_LABEL, StepRequest
+from adaptive_verification.contract import NO_LABEL, REJECTION, StepRequest
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class RequestRow:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    acceptance: int = REJECTION
     previous_accepted: int = NO_LABEL
 
 
@@ -46,6 +47,7 @@ def step_request(
         top_p=torch.tensor([row.top_p for row in rows], dtype=torch.float32),
         top_k=int32([row.top_k for row in rows]),
         seed=torch.tensor([row.seed for row in rows], dtype=torch.int64),
+        acceptance=int32([row.acceptance for row in rows]),
         previous_accepted=int32([row.previous_accepted for row in rows]),
         previous_cost=torch.empty(0) if previous_cost is None else previous_cost,
         release=torch.tensor(list(release), dtype=torch.int64),

@@ -31,5 +31,13 @@ class StepFailed(AdaptiveVerificationError, RuntimeError):
     """One decode step failed as a whole; the sequences in it end, the loop goes on."""
 
 
+class StateError(AdaptiveVerificationError, ValueError):
+    """The kept state is missing, damaged, another deployment's, or in use."""
+
+
+class TraceError(AdaptiveVerificationError, ValueError):
+    """A recorded stream of the estimator's evidence is missing or damaged, or cannot answer what is asked of it."""
+
+
 class SetupError(AdaptiveVerificationError, RuntimeError):
     """Something the server needs is missing on this machine; the message says how to get it."""

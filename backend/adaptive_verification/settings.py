@@ -135,7 +135,9 @@ class EstimatorSettings(StageSettings):
     )
     target: str = Field(DEFAULT_PAIR, description="As the verifier's; tells whose kept state it is.")
     drafter: str = Field("first-layers:6", description="As the drafter's; tells whose kept state it is.")
-    acceptance: str = Field("rejection", description="As the verifier's; tells whose kept state it is.")
+    acceptance: Literal["rejection", "coupled"] = Field(
+        "rejection", description="As generate's; tells whose kept state it is."
+    )
 
 
 class GenerateSettings(StageSettings):
@@ -152,6 +154,11 @@ class GenerateSettings(StageSettings):
         256, ge=1, description="Prompt tokens computed in one step; longer prompts are cut into chunks of this size."
     )
     default_max_tokens: int = Field(128, ge=1, description="Output tokens of a request that does not say.")
+    acceptance: Literal["rejection", "coupled"] = Field(
+        "rejection",
+        description="How drafts are accepted for a request that does not say. `rejection`: most often; `coupled`: a "
+        "seeded text depends on seed and target alone. Requests with the other teach the estimator nothing.",
+    )
 
 
 SETTINGS_BY_MODEL: dict[str, type[StageSettings]] = {

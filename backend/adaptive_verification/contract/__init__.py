@@ -2,13 +2,18 @@
 
 from adaptive_verification.contract.costs import DraftCost, StepCost
 from adaptive_verification.contract.messages import (
+    COUPLED,
+    DRAFTER,
+    ESTIMATOR,
     FILL_ONLY,
     NO_LABEL,
+    REJECTION,
     STATUS_BAD_TOKEN,
     STATUS_CONTEXT_FULL,
     STATUS_NO_SLOT,
     STATUS_NOT_CACHED,
     STATUS_OK,
+    VERIFIER,
     Draft,
     Estimate,
     StepRequest,
@@ -17,13 +22,18 @@ from adaptive_verification.contract.messages import (
 from adaptive_verification.contract.step import LocalStep, Step
 
 __all__ = [
+    "COUPLED",
+    "DRAFTER",
+    "ESTIMATOR",
     "FILL_ONLY",
     "NO_LABEL",
+    "REJECTION",
     "STATUS_BAD_TOKEN",
     "STATUS_CONTEXT_FULL",
     "STATUS_NOT_CACHED",
     "STATUS_NO_SLOT",
     "STATUS_OK",
+    "VERIFIER",
     "Draft",
     "DraftCost",
     "Estimate",

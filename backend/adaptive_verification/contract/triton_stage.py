@@ -6,6 +6,7 @@ where a merged run fails the requests are run one by one, so that only the one a
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ class TritonStage:
 
     Args:
         pb_utils: the module `triton_python_backend_utils`, which exists only inside the server.
+        name: the stage's, as in `contract.messages`: which tensors it is sent.
         input_types: `StepRequest` and then the messages of the stages before.
         run: the stage's `step`.
         prepare: what is done to each caller's own request before it is merged with others.
@@ -30,11 +32,13 @@ class TritonStage:
     def __init__(
         self,
         pb_utils: Any,
+        name: str,
         input_types: Sequence[type[Message]],
         run: Callable[..., Message],
         prepare: Callable[[StepRequest], StepRequest] = lambda request: request,
     ) -> None:
         self._pb_utils = pb_utils
+        self._name = name
         self._input_types = tuple(input_types)
         self._run = run
         self._prepare = prepare
@@ -55,7 +59,9 @@ class TritonStage:
 
     def _parse(self, triton_request: Any) -> Inputs:
         tensors = {tensor.name(): tensor for tensor in triton_request.inputs()}
-        request, *others = (from_triton(kind, tensors.get).validate() for kind in self._input_types)
+        request, *others = (
+            from_triton(kind, tensors.get, self._name).validate(self._name) for kind in self._input_types
+        )
         num_rows = request.num_rows
         for message in others:
             if message.num_rows != num_rows:
@@ -74,7 +80,7 @@ class TritonStage:
         except Exception as error:  # whatever a stage raises must reach the caller, not end the server's process
             if len(group) > 1:
                 return {i: self._run_group({i: inputs})[i] for i, inputs in group.items()}
-            self._pb_utils.Logger.log_error(f"step failed: {error!r}")
+            self._pb_utils.Logger.log_error(f"a step failed:\n{traceback.format_exc()}")
             message = f"the step failed: {type(error).__name__}: {error}"
             return {i: self._error(message, self._pb_utils.TritonError.INTERNAL) for i in group}
         parts = result.split([inputs[0].num_rows for inputs in group.values()])

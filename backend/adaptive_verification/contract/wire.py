@@ -31,14 +31,17 @@ def to_numpy(message: Message) -> dict[str, np.ndarray]:
     return arrays
 
 
-def from_numpy(message_type: type[M], get_array: Callable[[str], np.ndarray | None]) -> M:
+def from_numpy(message_type: type[M], get_array: Callable[[str], np.ndarray | None], reader: str | None = None) -> M:
     """The inverse of `to_numpy`; `get_array` returns None for a tensor that is not there.
+
+    Args:
+        reader: the stage whose copy this is; what it does not read is empty.
 
     Raises:
         ContractError: a tensor is missing, or has the wrong type or shape.
     """
-    fields = {}
-    for field_name, spec in message_type.specs().items():
+    fields = {name: torch.empty(0, dtype=spec.dtype) for name, spec in message_type.specs().items()}
+    for field_name, spec in message_type.specs(reader).items():
         array = get_array(spec.name)
         if array is None:
             raise ContractError(f"{spec.name} is missing; send an empty tensor where there is nothing to say")
@@ -61,8 +64,8 @@ def to_triton(message: Message, pb_utils: Any) -> list[Any]:
     return tensors
 
 
-def from_triton(message_type: type[M], get_tensor: Callable[[str], Any]) -> M:
-    """A message from `pb_utils.Tensor`s; `get_tensor` returns None for a tensor that is not there.
+def from_triton(message_type: type[M], get_tensor: Callable[[str], Any], reader: str | None = None) -> M:
+    """A message from `pb_utils.Tensor`s, otherwise as `from_numpy`.
 
     Raises:
         ContractError: as `from_numpy`.
@@ -77,7 +80,7 @@ def from_triton(message_type: type[M], get_tensor: Callable[[str], Any]) -> M:
         spec = next(spec for spec in message_type.specs().values() if spec.name == name)
         return np.empty((1, 0), dtype=_NUMPY_TYPES[spec.wire_type])
 
-    message = from_numpy(message_type, get_array)
+    message = from_numpy(message_type, get_array, reader)
     for name, tensor in on_gpu.items():
         setattr(message, name.lower(), tensor[0])
     return message

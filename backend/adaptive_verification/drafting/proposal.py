@@ -6,10 +6,21 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from adaptive_verification.estimation.features import logit_q_max
+from adaptive_verification.sampling import gumbel, noise
 from adaptive_verification.sampling.draw import draw
 from adaptive_verification.sampling.truncation import Candidates, scale, truncate
+
+
+class Keys(NamedTuple):
+    """What each row's choice is a function of, beside the distribution."""
+
+    seed: Tensor  # [rows] int64
+    block: Tensor  # [rows] int64, the confirmed length that the drafts follow
+    depth: int  # drafts of the block before this one
+    coupled: Tensor  # [rows] bool, whether the target will meet the same noise
 
 
 class Proposal(NamedTuple):
@@ -21,22 +32,36 @@ class Proposal(NamedTuple):
 
 
 def propose(
-    logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tensor, draft_top_k: int, uniforms: Tensor
+    logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tensor, draft_top_k: int, keys: Keys
 ) -> Proposal:
     """Draws one draft of each row.
 
     The request's own transforms apply to q as well, because a q nearer to p is accepted more often, and at most
-    `draft_top_k` candidates are kept: q is what was drawn from, so no choice of candidates biases the output.
+    `draft_top_k` candidates are kept: q is what was drawn from, so no choice of candidates biases the output. A coupled
+    row's q is the draft alone.
 
     Args:
         logits: `[rows, vocab]`.
         temperature, top_k, top_p: `[rows]`, see `sampling.truncation`.
-        uniforms: `[rows]` float64 in [0, 1).
     """
     scaled = scale(logits, temperature)
     at_most = torch.where(top_k > 0, top_k.clamp(max=draft_top_k), draft_top_k)
     q = truncate(scaled, temperature, at_most, top_p)
     q = Candidates(q.ids, q.probs.to(torch.float32).to(torch.float64))  # what travels is what is drawn from
-    index = draw(q.probs, uniforms)
+    index = _choose(q, keys)
+    q = Candidates(q.ids, torch.where(keys.coupled.unsqueeze(-1), one_hot(index, q.probs.shape[-1]), q.probs))
     tokens = q.ids.gather(-1, index.unsqueeze(-1)).squeeze(-1)
     return Proposal(tokens, q, logit_q_max(scaled))
+
+
+def _choose(q: Candidates, keys: Keys) -> Tensor:
+    """The place of each row's draft among its candidates. `[rows]`"""
+    index = torch.zeros_like(keys.seed)
+    drawing, coupled = (~keys.coupled).nonzero().squeeze(-1), keys.coupled.nonzero().squeeze(-1)
+    if drawing.numel():
+        uniforms = noise.uniform(keys.seed[drawing], keys.block[drawing], keys.depth, noise.DRAFT)
+        index[drawing] = draw(q.probs[drawing], uniforms)
+    if coupled.numel():
+        there = Candidates(q.ids[coupled], q.probs[coupled])
+        index[coupled] = gumbel.best_candidate(there, keys.seed[coupled], keys.block[coupled] + keys.depth)
+    return index

@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptive_verification.contract import Draft, DraftCost, StepRequest
-from adaptive_verification.drafting.proposal import Proposal, propose
+from adaptive_verification.contract import COUPLED, Draft, DraftCost, StepRequest
+from adaptive_verification.drafting.proposal import Keys, Proposal, propose
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.ragged_attention import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
 from adaptive_verification.forward.step_rows import place_rows
 from adaptive_verification.ragged import mask
-from adaptive_verification.sampling import noise
 
 
 @dataclass(frozen=True)
@@ -173,6 +172,7 @@ class _Sampler:
         self._top_k = request.top_k[index].to(device, torch.int64)
         self._top_p = request.top_p[index].to(device)
         self._seed = request.seed[index].to(device)
+        self._coupled = (request.acceptance[index] == COUPLED).to(device)
         self._block = torch.tensor([row.sequence.confirmed_length for row in drafting], device=device)
         self._draft_top_k = draft_top_k
 
@@ -185,12 +185,12 @@ class _Sampler:
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],
             draft_top_k=self._draft_top_k,
-            uniforms=noise.uniform(self._seed[rows], self._block[rows], depth, noise.DRAFT),
+            keys=Keys(self._seed[rows], self._block[rows], depth, self._coupled[rows]),
         )
 
 
 def _stack(by_depth: list[Tensor]) -> Tensor:
-    """`[rows_d]` or `[rows_d, C_d]` for each depth, ever fewer rows -> `[rows, K]` or `[rows, K, C]`, zeros elsewhere."""
+    """`[rows_d]` or `[rows_d, C_d]` by depth, ever fewer rows -> `[rows, K]` or `[rows, K, C]`, zeros elsewhere."""
     rows = len(by_depth[0])
     if by_depth[0].dim() == 1:
         return torch.stack([F.pad(tensor, (0, rows - len(tensor))) for tensor in by_depth], dim=1)

@@ -30,10 +30,11 @@ class OnlineFit:
 
     Args:
         num_positions: K, draft positions.
-        num_shared: m, shared coefficients. The first is the slope of the draft's own feature and starts at 0.5; the
-            others start at 0. All stay non-negative: a feature is oriented so that more means likelier accepted.
+        num_shared: m, shared coefficients. The first is the slope of the draft's own feature; the others start at 0.
+            All stay non-negative: a feature is oriented so that more means likelier accepted.
         refit_interval: steps folded in between two refits.
         damping_labels: a step that rests on so many labels is halved.
+        initial_slope, initial_intercept, ridge: a replayed trace may bring its own.
         dtype: float32 while serving; float64 for tests.
     """
 
@@ -44,6 +45,9 @@ class OnlineFit:
         *,
         refit_interval: int = 100,
         damping_labels: float = 50.0,
+        initial_slope: float = INITIAL_SLOPE,
+        initial_intercept: float = INITIAL_INTERCEPT,
+        ridge: float = RIDGE,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -51,9 +55,10 @@ class OnlineFit:
         self.num_shared = num_shared
         self._refit_interval = refit_interval
         self._damping_labels = damping_labels
+        self._ridge = ridge
         self.shared = torch.zeros(num_shared, dtype=dtype, device=device)
-        self.shared[0] = INITIAL_SLOPE
-        self.intercepts = torch.full((num_positions,), INITIAL_INTERCEPT, dtype=dtype, device=device)
+        self.shared[0] = initial_slope
+        self.intercepts = torch.full((num_positions,), initial_intercept, dtype=dtype, device=device)
         self.steps_since_refit = 0
         self.refits = 0
         # [K, m + 1, m + 3], sums over the labels of z (v z, r, 1), with z the features and a 1 for the intercept: the
@@ -100,10 +105,10 @@ class OnlineFit:
         information, gradient = self._sums[:, :, : m + 1], self._sums[:, :, m + 1]  # [K, m + 1, m + 1], [K, m + 1]
         labels = self._sums[:, m, m + 2]  # [K]
         between = information[:, :m, m]  # [K, m], shared x intercept
-        own = information[:, m, m] + RIDGE  # [K]
+        own = information[:, m, m] + self._ridge  # [K]
         own_gradient = gradient[:, m]  # [K]
         eliminated = between / own.unsqueeze(-1)  # [K, m]
-        ridge = RIDGE * torch.eye(m, dtype=own.dtype, device=own.device)
+        ridge = self._ridge * torch.eye(m, dtype=own.dtype, device=own.device)
         schur = information[:, :m, :m].sum(0) + ridge - between.T @ eliminated
         reduced_gradient = gradient[:, :m].sum(0) - eliminated.T @ own_gradient
         shared_step = torch.linalg.solve_ex(schur, reduced_gradient).result * self._damping(labels.sum())

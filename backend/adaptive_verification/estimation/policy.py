@@ -37,7 +37,7 @@ class Block:
     log_odds: NDArray[np.float32]
     """`[rows, k]`, as the drafter sent them, clean."""
     survival: NDArray[np.float32]
-    """`[rows, k]`, of this block; may only rank."""
+    """`[rows, k]`, of this block; may only rank, unless the block is settled."""
 
     limits: NDArray[np.int64]
     """`[rows]` int64, drafts that each row could have had; known before the block was drafted, as all that follows."""
@@ -50,6 +50,8 @@ class Block:
     fill_tokens: int
     """Those of them that belong to rows which sample nothing."""
     sampling_rows: int
+    settled: bool
+    """Whether every row is coupled: its tokens are a function of seed and target, no choice of drafts can bias them."""
 
     recent_survival: NDArray[np.float32]
     """`[M, deepest]`, a sample of recent blocks, as deep as callers have ever asked for."""
@@ -140,14 +142,17 @@ class Adaptive:
         return Decision(admitted, next_limit, explores, budget, depth)
 
     def _budget(self, block: Block) -> int:
-        competing = np.where(block.exploring, 0, block.limits)
-        most, all_limits = int(competing.sum()), int(block.limits.sum())
+        # the block's own scores say more, but where tokens are drawn they would bias what is drawn
+        limits = block.counts if block.settled else block.limits
+        survivals = block.survival if block.settled else block.expected_survival
+        competing = np.where(block.exploring, 0, limits)
+        most, all_limits = int(competing.sum()), int(limits.sum())
         if most == 0:
             return 0
-        depth = int(block.limits.max())
+        depth = int(limits.max())
         step_ms = self._costs.verify_ms(block.base_tokens + all_limits - most + np.arange(most + 1))
-        step_ms += self._costs.draft_ms(block.base_tokens, np.count_nonzero(block.limits), depth)[depth]
-        return best_budget(block.expected_survival[:, :depth], competing, block.sampling_rows, step_ms)
+        step_ms += self._costs.draft_ms(block.base_tokens, np.count_nonzero(limits), depth)[depth]
+        return best_budget(survivals[:, :depth], competing, block.sampling_rows, step_ms)
 
     def _depth(self, block: Block) -> int:
         rows = block.sampling_rows or len(block.counts)

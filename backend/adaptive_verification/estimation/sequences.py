@@ -1,6 +1,6 @@
 """What the estimator remembers of each sequence between two steps, bounded.
 
-For every sequence: the last block (features, predictions, how many drafts were admitted, at which length) until its
+For every sequence: the last block (log-odds, predictions, how many drafts were admitted, at which length) until its
 labels arrive, what its next block may expect, and its residual history. The least recently used sequence
 is forgotten when there is no room; `release` forgets at once. Pure storage: what to put there is the stage's business.
 """
@@ -35,7 +35,7 @@ class SequenceMemory:
         """Drafts of the last block that await their labels."""
         self.exploring = np.zeros(capacity, dtype=bool)
         """Whether the next block keeps all its drafts."""
-        self.feature = np.zeros((capacity, num_positions), dtype=np.float32)
+        self.log_odds = np.zeros((capacity, num_positions), dtype=np.float32)
         """Of the last block, as the next three."""
         self.prediction = np.zeros((capacity, num_positions), dtype=np.float32)
         self.history = np.zeros(capacity, dtype=np.float32)

@@ -1,7 +1,8 @@
 """The estimator of the chain: folds in labels and costs, scores every draft, trims across the batch, plans the depth.
 
 A step's order matters for losslessness: everything that the budget rests on (fit, expectations, costs, exploration) is
-fixed by earlier steps before the block's own scores are looked at, and those only rank.
+fixed by earlier steps before the block's own scores are looked at, and those only rank. A step of coupled rows
+alone needs no such care.
 
 It knows the contract's messages and this folder's parts, nothing of models, caches or Triton.
 """
@@ -20,7 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive_verification.contract.costs import DraftCost, StepCost
-from adaptive_verification.contract.messages import FILL_ONLY, NO_LABEL, STATUS_OK, Draft, Estimate, StepRequest
+from adaptive_verification.contract.messages import (
+    COUPLED,
+    FILL_ONLY,
+    NO_LABEL,
+    STATUS_OK,
+    Draft,
+    Estimate,
+    StepRequest,
+)
 from adaptive_verification.estimation.budget import survival
 from adaptive_verification.estimation.calibration import Calibration
 from adaptive_verification.estimation.cost_model import CostCurve, CostModel, read_curves
@@ -29,13 +38,15 @@ from adaptive_verification.estimation.expectation import Expectation
 from adaptive_verification.estimation.features import clean_log_odds, serving_feature
 from adaptive_verification.estimation.online_fit import OnlineFit
 from adaptive_verification.estimation.policy import Block, make_policy
+from adaptive_verification.estimation.recording import Recorder
 from adaptive_verification.estimation.sequences import SequenceMemory
 from adaptive_verification.estimation.state import StateFile
 from adaptive_verification.settings import EstimatorSettings
 
 logger = logging.getLogger(__name__)
 
-STEPS_BETWEEN_CURVE_READS = 64
+STEPS_BETWEEN_DIRECTORY_READS = 64
+"""Cost curves and requests for a recording are looked for so rarely."""
 COLD_REFITS = 3
 """So many refits make a fit of the first guess: each moves it by one damped Newton step."""
 DRAFTED, ADMITTED, ACCEPTED = range(3)
@@ -68,10 +79,11 @@ class EstimatorStage:
         self._clock = clock
         self._feature = serving_feature(settings.feature)
         num_positions = settings.max_draft_tokens
-        self._uses_history = settings.evidence == "history" and self._feature.fitted
+        self.is_fitted = self._feature.fitted
+        self.uses_history = settings.evidence == "history" and self.is_fitted
         self.fit = OnlineFit(
             num_positions,
-            2 if self._uses_history else 1,
+            2 if self.uses_history else 1,
             refit_interval=settings.refit_interval,
             damping_labels=settings.damping_labels,
         )
@@ -89,6 +101,7 @@ class EstimatorStage:
         self._last_start: float | None = None
         self._last_estimate_ms = 0.0
         self._file = StateFile(settings.state_directory, self._fingerprint()) if settings.state_directory else None
+        self._recorder = Recorder(settings) if settings.state_directory else None
         if self._file is not None:
             self._file.load(self.load_state_dict)
 
@@ -121,9 +134,9 @@ class EstimatorStage:
             self._memory.survival[fresh_slots] = self._expectation.mean_survival
         confirmed_tokens = (request.context_length + request.token_count).numpy().astype(np.int64)
         if self.trusts(request):
-            refitted = self._fold_labels(request.previous_accepted.numpy(), slots, confirmed_tokens)
-            if refitted and self._file is not None:
-                self._file.save_soon(self.state_dict())
+            if self.steps % STEPS_BETWEEN_DIRECTORY_READS == 0:
+                self._look_at_directory()
+            self._fold_labels(request, slots, confirmed_tokens)
             self._observe_costs(request.previous_cost, draft.draft_cost, started)
 
         block = self._score(request, draft, slots, confirmed_tokens)
@@ -146,15 +159,19 @@ class EstimatorStage:
             estimate_cost=torch.tensor([self._last_estimate_ms], dtype=torch.float32),
         )
 
-    def _fold_labels(
-        self, accepted_count: NDArray[np.int32], slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]
-    ) -> bool:
-        """Grades the drafts that were admitted in the sequences' last steps. Returns whether the fit was renewed.
+    def _look_at_directory(self) -> None:
+        if self._recorder is not None:
+            self.costs.measured(read_curves(self.settings.state_directory))
+            self._recorder.look(self.fit)
+
+    def _fold_labels(self, request: StepRequest, slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]) -> None:
+        """Grades the drafts that were admitted in the sequences' last steps.
 
         A label counts only where the sequence has grown by exactly what it claims: its accepted drafts and one token.
         A step that is sent again has not grown since, so its labels, already counted, do not count again.
         """
         memory = self._memory
+        accepted_count = request.previous_accepted.numpy()
         admitted = memory.admitted[slots]
         grown = confirmed_tokens - memory.confirmed_tokens[slots]
         rows = np.flatnonzero(
@@ -166,21 +183,31 @@ class EstimatorStage:
         accepted = (position < accepted_count[:, None]).astype(np.float32)
         labelled = (position < np.minimum(accepted_count + 1, admitted)[:, None]).astype(np.float32)
 
-        feature, prediction = memory.feature[slots, : position.size], memory.prediction[slots, : position.size]
+        log_odds, prediction = memory.log_odds[slots, : position.size], memory.prediction[slots, : position.size]
+        if self._recorder is not None:
+            self._recorder.add_step(request.sequence_id.numpy()[rows], log_odds, admitted, accepted_count)
+        feature = self._from_log_odds(torch.from_numpy(log_odds)).numpy()
         history = memory.history[slots]
-        if self._uses_history:
+        if self.uses_history:
             unaided = self.fit.predict(self._design(feature, np.zeros_like(history))).numpy()
             residual, information = history_increments(unaided, accepted, labelled)
             memory.residual_sum[slots] += residual
             memory.information_sum[slots] += information
         self.calibration.update(prediction, accepted, labelled)
-        if not self._feature.fitted:
-            return False
-        return self.fit.fold(self._design(feature, history), torch.from_numpy(accepted), torch.from_numpy(labelled))
+        if self.is_fitted:
+            design = self._design(feature, history)
+            if self.fit.fold(design, torch.from_numpy(accepted), torch.from_numpy(labelled)):
+                self._keep_refit()
+        if self._recorder is not None:
+            self._recorder.end_if_full()
+
+    def _keep_refit(self) -> None:
+        if self._recorder is not None:
+            self._recorder.add_refit(self.fit)
+        if self._file is not None:
+            self._file.save_soon(self.state_dict())
 
     def _observe_costs(self, previous_cost: Tensor, draft_cost: Tensor, now: float) -> None:
-        if self._file is not None and self.steps % STEPS_BETWEEN_CURVE_READS == 0:
-            self.costs.measured(read_curves(self.settings.state_directory))
         previous, drafting = StepCost.from_tensor(previous_cost), DraftCost.from_tensor(draft_cost)
         if previous is None:
             return
@@ -206,14 +233,14 @@ class EstimatorStage:
         log_odds = clean_log_odds(torch.from_numpy(_padded(draft.draft_log_odds.numpy(), drafted, depth)))  # [rows, k]
         feature = self._from_log_odds(log_odds).numpy()
         history = history_feature(memory.residual_sum[slots], memory.information_sum[slots])
-        predict = self.fit.predict if self._feature.fitted else _unfitted
+        predict = self.fit.predict if self.is_fitted else _unfitted
         prediction = predict(self._design(feature, history)).numpy()
         is_drafted = np.arange(depth) < counts[:, None]
         expected_survival = memory.survival[slots]
         whole_survival = survival(self._expectation.whole_block(prediction, is_drafted))
         self._expectation.add(prediction, is_drafted, whole_survival)
 
-        memory.feature[slots, :depth] = feature
+        memory.log_odds[slots, :depth] = log_odds.numpy()
         memory.prediction[slots, :depth] = prediction
         memory.history[slots] = history
         memory.survival[slots] = whole_survival
@@ -227,9 +254,10 @@ class EstimatorStage:
             base_tokens=int(new_tokens[served].sum()),
             fill_tokens=int(new_tokens[served & (asked == FILL_ONLY)].sum()),
             sampling_rows=int((asked != FILL_ONLY).sum()),
+            settled=bool(((request.acceptance == COUPLED) | ~request.samples).all()),
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],
             step=self.steps,
-            cold=self._feature.fitted and self.fit.refits < COLD_REFITS,
+            cold=self.is_fitted and self.fit.refits < COLD_REFITS,
         )
 
     def _uncached_tokens(
@@ -245,7 +273,7 @@ class EstimatorStage:
         """`[rows, k, m]` for the fit, from the draft's feature `[rows, k]` and the sequence's history `[rows]`."""
         design = np.empty((*feature.shape, self.fit.num_shared), dtype=np.float32)
         design[..., 0] = feature
-        if self._uses_history:
+        if self.uses_history:
             design[..., 1] = history[:, None]
         return torch.from_numpy(design)
 
@@ -300,7 +328,9 @@ class EstimatorStage:
         self.counts = counts
 
     def close(self) -> None:
-        """Writes the state, where it is kept. At unload."""
+        """Writes the state, where it is kept, and ends a recording. At unload."""
+        if self._recorder is not None:
+            self._recorder.close()
         if self._file is not None:
             self._file.close(self.state_dict())
 

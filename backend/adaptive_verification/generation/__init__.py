@@ -9,5 +9,5 @@ The way of a request, one module each:
     responder                      the other thread: text, responses, cancellation, metrics
     text_stream, detokenizer, stop_words, response    the tokens of one request -> its responses
     statistics                     what each step cost, and where the time went
-    triton_step, triton_sink, triton_metrics          the only modules that know Triton
+    triton_step, triton_sink       the only modules that know Triton
 """

@@ -22,8 +22,9 @@ from adaptive_verification.generation.request import GenerationRequest
 from adaptive_verification.generation.responder import Responder, StepOutcome
 from adaptive_verification.generation.response import Sink
 from adaptive_verification.generation.scheduler import ScheduledStep, Scheduler
-from adaptive_verification.generation.statistics import EngineMetrics, MetricsBackend, StepRecord, StepStatistics
+from adaptive_verification.generation.statistics import EngineMetrics, StepRecord, StepStatistics
 from adaptive_verification.generation.text_stream import TextStream
+from adaptive_verification.serving.metrics import MetricsBackend
 from adaptive_verification.settings import GenerateSettings
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ how tokens are made.
 Defaults that are a choice of ours
 - `exclude_input_in_output` is true: `text_output` holds new text only, as users of LLM servers expect. False puts the
   prompt (for `messages`: the rendered template) before the first new text, once.
-- No `seed`: a fresh random one for each request. No `max_tokens` or `num_draft_tokens`: the server's settings.
+- No `seed`: a fresh random one for each request. No `max_tokens`, `num_draft_tokens` or `acceptance`: the server's
+  settings.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class RequestParser:
             "max_tokens": self._settings.default_max_tokens,
             "num_draft_tokens": self._settings.num_draft_tokens,
             "seed": secrets.randbits(64),
+            "acceptance": self._settings.acceptance,
         }
         sampling: SamplingParameters = validated(SamplingParameters, defaults | given)
         return sampling

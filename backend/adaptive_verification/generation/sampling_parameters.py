@@ -5,7 +5,7 @@ Knows names, ranges and defaults; not where the values come from (`request`) nor
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -34,6 +34,7 @@ class SamplingParameters(BaseModel):
     max_tokens: int = Field(ge=1, le=INT32_MAX, description="an integer from 1 to 2147483647")
     num_draft_tokens: int = Field(ge=0, le=INT32_MAX, description="an integer from 0 (no speculation) to 2147483647")
     seed: int = Field(ge=0, le=UINT64_MAX, description="an integer from 0 to 18446744073709551615")
+    acceptance: Literal["rejection", "coupled"] = Field(description="rejection or coupled")
     temperature: float = Field(
         1.0, ge=0.0, le=100.0, allow_inf_nan=False, description="a number from 0 (greedy) to 100"
     )

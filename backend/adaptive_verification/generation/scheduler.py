@@ -11,8 +11,10 @@ from typing import NamedTuple
 import torch
 
 from adaptive_verification.contract.messages import (
+    COUPLED,
     FILL_ONLY,
     NO_LABEL,
+    REJECTION,
     STATUS_CONTEXT_FULL,
     STATUS_NOT_CACHED,
     STATUS_OK,
@@ -25,6 +27,9 @@ from adaptive_verification.generation.response import FinishReason
 from adaptive_verification.generation.sequence import MAX_REFILLS_WITHOUT_PROGRESS, Sequence
 from adaptive_verification.generation.text_stream import SequenceUpdate, TextStream
 from adaptive_verification.settings import GenerateSettings
+
+ACCEPTANCE = {"rejection": REJECTION, "coupled": COUPLED}
+"""The contract's number of each setting."""
 
 
 class Row(NamedTuple):
@@ -149,6 +154,7 @@ class Scheduler:
             top_p=_float32([sampling.top_p for sampling in samplings]),
             top_k=_int32([sampling.top_k for sampling in samplings]),
             seed=_int64([as_int64(sampling.seed) for sampling in samplings]),
+            acceptance=_int32([ACCEPTANCE[sampling.acceptance] for sampling in samplings]),
             previous_accepted=_int32([sequence.previous_accepted for sequence in sequences]),
             previous_cost=self._previous_cost,
             release=_int64(step.release),
@@ -209,7 +215,9 @@ class Scheduler:
             return
         num_accepted = len(output) - 1
         sequence.next_draft_limit = next_draft_limit
-        sequence.previous_accepted = num_accepted if admitted_count else NO_LABEL
+        # The two methods accept with different probabilities, and the estimator learns those of one.
+        teaches = admitted_count and sequence.request.sampling.acceptance == self._settings.acceptance
+        sequence.previous_accepted = num_accepted if teaches else NO_LABEL
         tokens, finish_reason = sequence.append_output(output, self._end_token_ids)
         update = SequenceUpdate(
             sequence_id=sequence.id,

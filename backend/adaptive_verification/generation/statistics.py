@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
 from adaptive_verification.contract.costs import StepCost
+from adaptive_verification.serving.metrics import PUBLISH_INTERVAL_SECONDS, MetricsBackend, MetricSpec
 
 KEPT_STEPS = 4096
-PUBLISH_INTERVAL_SECONDS = 0.5
-"""Each metric is a round trip to the server's process: often enough for any scraper, too rare to matter."""
 
 
 class StepRecord(NamedTuple):
@@ -65,16 +64,6 @@ class StepStatistics:
         return list(self._records)
 
 
-class MetricSpec(NamedTuple):
-    """A family of metrics: one for each value of its label, or a single one without a label."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    label: str = ""
-    label_values: tuple[str, ...] = ("",)
-
-
 METRICS = (
     MetricSpec("av_live_sequences", "gauge", "Sequences being decoded"),
     MetricSpec("av_waiting_requests", "gauge", "Requests waiting in the queue of generate"),
@@ -98,14 +87,6 @@ METRICS = (
         ("drafted", "admitted", "accepted"),
     ),
 )
-
-
-class MetricsBackend(Protocol):
-    """Where metrics go. Names and label values are those of `METRICS`."""
-
-    def increment(self, name: str, label_value: str, amount: float) -> None: ...
-
-    def set(self, name: str, label_value: str, value: float) -> None: ...
 
 
 class EngineMetrics:

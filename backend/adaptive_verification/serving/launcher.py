@@ -140,6 +140,8 @@ def running_server(options: ServerOptions) -> Iterator[RunningServer]:
             # Explicit control can bring a killed stage back; so, unlike the default mode, `*` must be asked for.
             "model-control-mode": "explicit",
             "load-model": "*",
+            # One model after another: the stages time themselves as they load, and must not time each other.
+            "model-load-thread-count": 1,
             "disable-auto-complete-config": None,
             "backend-directory": backends,
             "http-address": options.host,

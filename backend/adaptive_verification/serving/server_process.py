@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ class ServerProcess:
             verbose: also show all of its output on standard error.
         """
         self._process = subprocess.Popen(
-            command,
+            [*_ending_with_its_parent(), *command],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -70,3 +71,9 @@ class ServerProcess:
         """How the server ended: its exit code, or the signal that ended it."""
         code = self._process.wait()
         return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def _ending_with_its_parent() -> list[str]:
+    """A prefix that makes a program end when its parent does, however that ends; nothing where the tool is missing."""
+    setpriv = shutil.which("setpriv")  # part of util-linux
+    return [setpriv, "--pdeathsig", "TERM"] if setpriv else []

@@ -24,7 +24,8 @@ from adaptive_verification.forward.ragged_attention import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
 from adaptive_verification.forward.step_rows import place_rows
 from adaptive_verification.ragged import pad
-from adaptive_verification.verification.acceptance import Accepted, Block, accept
+from adaptive_verification.verification.acceptance import Accepted, accept
+from adaptive_verification.verification.block import Block
 
 
 class VerifierStage:
@@ -113,6 +114,7 @@ class VerifierStage:
                 top_k=request.top_k[sampling].to(device, torch.int64),
                 top_p=request.top_p[sampling].to(device),
                 seed=request.seed[sampling].to(device),
+                acceptance=request.acceptance[sampling].to(device),
                 block=confirmed_length[sampling].to(device, torch.int64),
             ),
         )

@@ -4,18 +4,26 @@ import json
 
 import triton_python_backend_utils as pb_utils
 
-from adaptive_verification.contract import Draft, StepRequest
+from adaptive_verification.contract import ESTIMATOR, Draft, StepRequest
 from adaptive_verification.contract.triton_stage import TritonStage
+from adaptive_verification.estimation.metrics import METRICS, MeteredEstimator
 from adaptive_verification.estimation.stage import EstimatorStage
 from adaptive_verification.serving import environment
+from adaptive_verification.serving.metrics import TritonMetrics
 from adaptive_verification.settings import EstimatorSettings
 
 
 class TritonPythonModel:
     def initialize(self, args):
         settings = EstimatorSettings.from_parameters(json.loads(args["model_config"])["parameters"])
-        estimator = EstimatorStage(settings, evidence_key=environment.evidence_key())
-        self._stage = TritonStage(pb_utils, [StepRequest, Draft], estimator.step, estimator.without_foreign_evidence)
+        stage = EstimatorStage(settings, evidence_key=environment.evidence_key())
+        self._estimator = MeteredEstimator(stage, TritonMetrics(pb_utils, METRICS))
+        self._stage = TritonStage(
+            pb_utils, ESTIMATOR, [StepRequest, Draft], self._estimator.step, stage.without_foreign_evidence
+        )
 
     def execute(self, requests):
         return self._stage.execute(requests)
+
+    def finalize(self):
+        self._estimator.close()

@@ -3,15 +3,18 @@
 import json
 import logging
 
+import triton_python_backend_utils as pb_utils
+
 from adaptive_verification.errors import AdaptiveVerificationError
 from adaptive_verification.generation.engine import Engine
 from adaptive_verification.generation.request import RequestParser
+from adaptive_verification.generation.statistics import METRICS
 from adaptive_verification.generation.text_codec import TextCodec
-from adaptive_verification.generation.triton_metrics import TritonMetrics
 from adaptive_verification.generation.triton_sink import TritonSink, raw_inputs
 from adaptive_verification.generation.triton_step import TritonStep
 from adaptive_verification.serving import environment
 from adaptive_verification.serving.default_pair import resolve_model
+from adaptive_verification.serving.metrics import TritonMetrics
 from adaptive_verification.settings import GenerateSettings
 
 logger = logging.getLogger(__name__)
@@ -29,7 +32,7 @@ class TritonPythonModel:
             new_detokenizer=codec.detokenizer,
             end_token_ids=codec.end_token_ids(target),
             evidence_key=environment.evidence_key(),
-            metrics=TritonMetrics(),
+            metrics=TritonMetrics(pb_utils, METRICS),
         )
 
     def execute(self, requests):

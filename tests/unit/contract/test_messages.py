@@ -49,6 +49,7 @@ def assert_equal(one: Message, other: Message) -> None:
         ("temperature", [-1.0, 0.0], r"TEMPERATURE\[0\] is -1.0"),
         ("top_p", [0.0, 1.0], r"TOP_P\[0\] is 0.0; it must be above 0 and at most 1"),
         ("top_k", [0, -4], r"TOP_K\[1\] is -4"),
+        ("acceptance", [1, 2], r"ACCEPTANCE\[1\] is 2; it must be 0 or 1"),
         ("previous_accepted", [-2, 0], r"PREVIOUS_ACCEPTED\[0\] is -2"),
         ("sequence_id", [5, 5], "names a sequence twice"),
     ],

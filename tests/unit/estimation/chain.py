@@ -11,7 +11,7 @@ import torch
 
 from adaptive_verification.contract import Draft, Estimate, StepCost, StepRequest
 from adaptive_verification.contract.costs import DraftCost
-from adaptive_verification.contract.messages import NO_LABEL, STATUS_OK
+from adaptive_verification.contract.messages import NO_LABEL, REJECTION, STATUS_OK
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve
 from adaptive_verification.estimation.stage import EstimatorStage
 
@@ -53,6 +53,7 @@ def make_request(
         top_p=torch.ones(rows),
         top_k=torch.zeros(rows, dtype=torch.int32),
         seed=torch.zeros(rows, dtype=torch.int64),
+        acceptance=int32([REJECTION] * rows),
         previous_accepted=int32(accepted if accepted is not None else [NO_LABEL] * rows),
         previous_cost=NOTHING if cost is None else cost.to_tensor(),
         release=torch.tensor(release, dtype=torch.int64),

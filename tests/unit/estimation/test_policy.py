@@ -26,6 +26,7 @@ def _block(**changes: Any) -> Block:
         "base_tokens": 3,
         "fill_tokens": 0,
         "sampling_rows": 3,
+        "settled": False,
         "recent_survival": survival(np.full((64, 7), 0.7, dtype=np.float32)),
         "step": 0,
         "cold": False,
@@ -79,6 +80,18 @@ def test_the_budget_does_not_look_at_the_blocks_own_scores_or_counts() -> None:
         _block(counts=np.array([1, 0, 3])),  # a drafter may stop early because of what it drew
     ]
     assert {policy.decide(block).budget for block in others} == {policy.decide(_block()).budget}
+
+
+def test_the_budget_of_a_settled_block_follows_its_own_scores_and_counts() -> None:
+    policy = make_policy(EstimatorSettings.model_validate({}), CostModel(CURVES))
+
+    def budget(**changes: Any) -> int:
+        return policy.decide(_block(settled=True, **changes)).budget
+
+    assert budget(survival=np.ones((3, 4), np.float32)) == 11
+    assert budget(survival=np.zeros((3, 4), np.float32)) == 0
+    assert budget(survival=np.ones((3, 4), np.float32), counts=np.array([1, 0, 3])) == 4
+    assert budget(expected_survival=np.zeros((3, 16), np.float32)) == budget() > 0
 
 
 def test_exploring_rows_keep_all_their_drafts_and_do_not_compete() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adaptive_verification.estimation import files
-from adaptive_verification.estimation.state import FILE_NAME, StateFile
+from adaptive_verification.estimation.state import FILE_NAME, LOCK_NAME, StateFile, is_in_use
 
 FINGERPRINT = {"target": "a", "drafter": "b"}
 
@@ -74,7 +74,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_litter(
         file.save({"slope": 2.0})
     assert "no space left" in caplog.text
     assert _load(file) == {"slope": 1.0}
-    assert os.listdir(tmp_path) == [FILE_NAME]  # noqa: PTH208
+    assert sorted(os.listdir(tmp_path)) == [FILE_NAME, LOCK_NAME]  # noqa: PTH208
 
 
 def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
@@ -89,3 +89,46 @@ def test_closing_writes_the_last_state_after_any_earlier_one(tmp_path: Path) -> 
         file.save_soon({"number": number})
     file.close({"number": 20})
     assert _load(StateFile(tmp_path, FINGERPRINT)) == {"number": 20}
+
+
+def test_a_directory_is_in_use_from_load_to_close(tmp_path: Path) -> None:
+    assert not is_in_use(tmp_path)
+    file = StateFile(tmp_path, FINGERPRINT)
+    _load(file)
+    assert is_in_use(tmp_path)
+    file.close({})
+    assert not is_in_use(tmp_path)
+
+
+def test_a_second_estimator_reads_but_does_not_write_until_the_first_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = StateFile(tmp_path, FINGERPRINT), StateFile(tmp_path, FINGERPRINT)
+    first.save({"slope": 1.0})
+    with caplog.at_level(logging.WARNING):
+        assert _load(second) == {"slope": 1.0}
+        second.save({"slope": 2.0})
+    assert "in use by another server" in caplog.text
+    assert json.loads((tmp_path / FILE_NAME).read_text())["state"] == {"slope": 1.0}
+    first.close({"slope": 1.5})
+    second.close({"slope": 2.0})
+    assert json.loads((tmp_path / FILE_NAME).read_text())["state"] == {"slope": 2.0}
+
+
+def test_a_file_that_another_estimator_owns_is_not_set_aside(tmp_path: Path) -> None:
+    first, second = StateFile(tmp_path, FINGERPRINT), StateFile(tmp_path, {"target": "other"})
+    first.save({"slope": 1.0})
+    assert _load(second) is None
+    assert (tmp_path / FILE_NAME).exists()
+    first.close({"slope": 1.0})
+
+
+def test_a_directory_that_cannot_be_locked_still_keeps_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object, **__: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
+    StateFile(tmp_path, FINGERPRINT).close({"slope": 1.0})
+    assert _load(StateFile(tmp_path, FINGERPRINT)) == {"slope": 1.0}

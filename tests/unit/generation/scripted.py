@@ -11,7 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from adaptive_verification.contract.costs import DraftCost, StepCost
 from adaptive_verification.contract.messages import (
+    COUPLED,
     FILL_ONLY,
+    REJECTION,
     STATUS_NOT_CACHED,
     STATUS_OK,
     StepRequest,
@@ -73,8 +75,14 @@ class ScriptedStep:
     raise. `loses_cache` says, of a sequence id and the tokens cached for it, whether they are lost now.
     """
 
-    def __init__(self, max_context_tokens: int, next_token: Callable[[list[int]], int] = scripted_next_token) -> None:
+    def __init__(
+        self,
+        max_context_tokens: int,
+        next_token: Callable[[list[int]], int] = scripted_next_token,
+        acceptance: str = "rejection",
+    ) -> None:
         self.next_token = next_token
+        self.acceptance = COUPLED if acceptance == "coupled" else REJECTION
         self.max_context_tokens = max_context_tokens
         self.requests: list[StepRequest] = []
         self.caches: dict[int, list[int]] = {}
@@ -132,7 +140,8 @@ class ScriptedStep:
         output: list[int] = []
         for _ in range(num_accepted + 1):
             output.append(self.next_token(prefix + output))
-        self._last_accepted[sequence_id] = num_accepted if num_admitted else -1
+        teaches = num_admitted and int(request.acceptance[i]) == self.acceptance
+        self._last_accepted[sequence_id] = num_accepted if teaches else -1
         return output, STATUS_OK, num_admitted
 
 
@@ -193,9 +202,15 @@ def make_request(
     prompt: str | list[int] = "prompt", *, stream: bool = False, echoed_text: str = "", **sampling: Any
 ) -> GenerationRequest:
     """A request over byte tokens, with 16 output tokens and greedy unless told otherwise."""
-    values = {"max_tokens": 16, "num_draft_tokens": 7, "seed": 0, "temperature": 0.0} | sampling
+    values: dict[str, Any] = {
+        "max_tokens": 16,
+        "num_draft_tokens": 7,
+        "seed": 0,
+        "acceptance": "rejection",
+        "temperature": 0.0,
+    }
     tokens = byte_tokens(prompt) if isinstance(prompt, str) else prompt
-    return GenerationRequest(tokens, SamplingParameters(**values), stream, echoed_text)
+    return GenerationRequest(tokens, SamplingParameters(**values | sampling), stream, echoed_text)
 
 
 def _int32(values: list[int]) -> torch.Tensor:

@@ -49,6 +49,7 @@ def test_a_prompt_alone_gets_the_documented_defaults() -> None:
     assert sampling == {
         "max_tokens": 33,
         "num_draft_tokens": 5,
+        "acceptance": "rejection",
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": 0,
@@ -69,6 +70,7 @@ def test_without_a_seed_every_request_gets_its_own() -> None:
         ("top_p", 0.25),
         ("top_k", 40),
         ("seed", 2**64 - 1),
+        ("acceptance", "coupled"),
         ("stop_words", ["\n\n", "Ende: ä"]),
     ],
 )
@@ -116,6 +118,7 @@ def test_the_prompt_is_echoed_on_request() -> None:
         ({"top_p": 0.0}, ["top_p", "0.0", "above 0 and at most 1"]),
         ({"top_p": 1.5}, ["top_p", "1.5"]),
         ({"top_k": -2}, ["top_k", "-2", "0 or -1 (off)"]),
+        ({"acceptance": "greedy"}, ["acceptance", "'greedy'", "rejection or coupled"]),
         ({"num_draft_tokens": -1}, ["num_draft_tokens", "-1", "from 0"]),
         ({"stop_words": ["ok", ""]}, ["stop_words[1]", "''", "1 to 256 characters"]),
         ({"stop_words": ["x" * 257]}, ["stop_words[0]", "1 to 256 characters"]),

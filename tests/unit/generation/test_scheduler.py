@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from tests.unit.generation.scripted import END_TOKEN, CollectingSink, ScriptedStep, make_request
 from tokenizers import Tokenizer
 
+from adaptive_verification.contract import COUPLED, NO_LABEL, REJECTION
 from adaptive_verification.errors import StepFailed
 from adaptive_verification.generation.detokenizer import Detokenizer
 from adaptive_verification.generation.scheduler import Scheduler
@@ -16,8 +20,8 @@ def make_scheduler(settings: GenerateSettings) -> Scheduler:
     return Scheduler(settings, frozenset({END_TOKEN}), evidence_key=None)
 
 
-def enqueue(scheduler: Scheduler, tokenizer: Tokenizer, max_tokens: int) -> int:
-    request = make_request(max_tokens=max_tokens)
+def enqueue(scheduler: Scheduler, tokenizer: Tokenizer, max_tokens: int, **sampling: Any) -> int:
+    request = make_request(max_tokens=max_tokens, **sampling)
     return scheduler.enqueue(request, TextStream(request, Detokenizer(tokenizer), CollectingSink()))
 
 
@@ -46,3 +50,24 @@ def test_cancelling_what_has_ended_makes_no_work(
 def test_two_schedulers_use_different_sequence_ids(byte_tokenizer: Tokenizer, settings: GenerateSettings) -> None:
     ids = {enqueue(make_scheduler(settings), byte_tokenizer, max_tokens=1) for _ in range(20)}
     assert len(ids) == 20
+
+
+@pytest.mark.parametrize("deployment", ["rejection", "coupled"])
+def test_only_requests_that_accept_as_the_deployment_does_teach_the_estimator(
+    byte_tokenizer: Tokenizer, settings: GenerateSettings, deployment: str
+) -> None:
+    scheduler = make_scheduler(settings.model_copy(update={"acceptance": deployment}))
+    step = ScriptedStep(settings.max_context_tokens, acceptance=deployment)
+    for acceptance in ("rejection", "coupled"):
+        enqueue(scheduler, byte_tokenizer, max_tokens=40, acceptance=acceptance)
+    labels: list[set[int]] = [set(), set()]
+    for _ in range(8):
+        scheduled = scheduler.schedule()
+        request = scheduler.step_request(scheduled)
+        assert request.acceptance.tolist() == [REJECTION, COUPLED]
+        for seen, label in zip(labels, request.previous_accepted.tolist(), strict=True):
+            seen.add(label)
+        scheduler.apply(scheduled, step(request))
+    teaching, silent = labels if deployment == "rejection" else reversed(labels)
+    assert max(teaching) > 0
+    assert silent == {NO_LABEL}

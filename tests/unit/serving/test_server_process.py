@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from adaptive_verification.serving.server_process import ServerProcess
 
@@ -53,3 +58,21 @@ def test_children_that_outlive_a_crashed_server_are_killed(tmp_path: Path) -> No
     process.stop(timeout_s=30)  # again is harmless
     assert process.describe_end() == "exit code 3"
     assert ends(int((tmp_path / "log").read_text()))
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs util-linux's setpriv")
+def test_a_server_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    pipe = tmp_path / "ready"
+    os.mkfifo(pipe)
+    launcher = f"""
+import os
+from pathlib import Path
+from adaptive_verification.serving.server_process import ServerProcess
+command = ["/bin/sh", "-c", "echo $$ > {pipe}; exec sleep 1000"]
+ServerProcess(command, os.environ, Path({str(tmp_path / "log")!r}), verbose=False).wait()
+"""
+    process = subprocess.Popen([sys.executable, "-c", launcher])
+    server = int(pipe.read_text())
+    process.kill()
+    process.wait()
+    assert ends(server)
