@@ -44,9 +44,10 @@ def prompts(count: int, max_characters: int = 600) -> list[str]:
     for path in sorted(data_directory().glob("*.jsonl")):
         texts = [_text(json.loads(line)) for line in path.read_text().splitlines()]
         sets.append([text for text in texts if len(text) <= max_characters])
+    sets = [texts for texts in sets if texts]
     if not sets:
         return [OWN_PROMPTS[i % len(OWN_PROMPTS)] for i in range(count)]
-    return [sets[i % len(sets)][i // len(sets)] for i in range(count)]
+    return [sets[i % len(sets)][i // len(sets) % len(sets[i % len(sets)])] for i in range(count)]
 
 
 def _text(entry: dict[str, object]) -> str:

@@ -50,7 +50,8 @@ def tokens_of(draft: Draft) -> list[list[int]]:
 
 def test_greedy_drafts_are_the_most_likely_tokens(drafter: Drafter) -> None:
     draft = drafter.step(RequestRow(1, 0, [3, 4], draft_limit=3, temperature=0.0))
-    prefix, expected = (3, 4), []
+    prefix: tuple[int, ...] = (3, 4)
+    expected: list[int] = []
     for _ in range(3):
         expected.append(int(Q(prefix).argmax()))
         prefix = (*prefix, expected[-1])
