@@ -173,7 +173,7 @@ def test_a_seed_repeats_its_text_and_sampling_parameters_are_understood(client: 
     request = {"text_input": PROMPT, "sampling_parameters": json.dumps(parameters)}
     first, second = client.generate(**request).body, client.generate(**request).body
     assert first["text_output"] == second["text_output"]
-    assert first["num_output_tokens"] == 12
+    assert 1 <= first["num_output_tokens"] <= 12
 
 
 def test_the_prompt_can_be_included(client: GenerateClient) -> None:
@@ -184,7 +184,7 @@ def test_the_prompt_can_be_included(client: GenerateClient) -> None:
 @pytest.mark.parametrize(
     ("request_fields", "named"),
     [
-        ({}, "text_input"),
+        ({"max_tokens": 4}, "text_input"),
         ({"text_input": ""}, "text_input"),
         ({"text_input": PROMPT, "max_tokens": 0}, "max_tokens"),
         ({"text_input": PROMPT, "temperature": -1.0}, "temperature"),

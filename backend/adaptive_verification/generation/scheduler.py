@@ -121,20 +121,41 @@ class Scheduler:
         while self._waiting and self.num_live < self._settings.max_live_sequences:
             sequence_id = next(iter(self._waiting))
             self._live[sequence_id] = self._waiting.pop(sequence_id)
+        prompt_tokens = self._share_prompt_budget()
         rows = []
-        prompt_budget = self._settings.max_prompt_tokens_per_step
         for sequence in self._live.values():
             token_count, draft_limit = sequence.num_pending_tokens, sequence.draft_limit
             if sequence.is_filling:
-                if token_count > prompt_budget:
-                    token_count, draft_limit = prompt_budget, FILL_ONLY
-                if not token_count:
+                share = prompt_tokens[sequence.id]
+                if not share:
                     continue
-                prompt_budget -= token_count
+                if token_count > share:
+                    token_count, draft_limit = share, FILL_ONLY
             rows.append(Row(sequence, token_count, draft_limit))
             sequence.has_run = True
         release, self._release = self._release, []
-        return ScheduledStep(rows, release, self._settings.max_prompt_tokens_per_step - prompt_budget)
+        return ScheduledStep(rows, release, sum(prompt_tokens.values()))
+
+    def _share_prompt_budget(self) -> dict[int, int]:
+        """Prompt tokens that each filling sequence computes in the next step, by sequence id.
+
+        First come, first served; but a prompt that fills whole steps takes only half of one while others want it, so
+        that a short prompt does not wait for a long one to end.
+        """
+        pending = {sequence.id: sequence.num_pending_tokens for sequence in self._live.values() if sequence.is_filling}
+        budget = left = self._settings.max_prompt_tokens_per_step
+        shares = dict.fromkeys(pending, 0)
+        half = max(1, budget // 2) if len(pending) > 1 else budget
+        for limit_of_long in (
+            half,
+            budget,
+        ):  # what nobody else wanted in the first round, the long ones get in the second
+            for sequence_id, wanted in pending.items():
+                limit = limit_of_long if wanted > budget else budget
+                more = max(0, min(wanted, limit) - shares[sequence_id])
+                shares[sequence_id] += min(more, left)
+                left -= min(more, left)
+        return shares
 
     def step_request(self, step: ScheduledStep) -> StepRequest:
         """The step as the stages take it."""

@@ -1,7 +1,7 @@
 """Gumbel noise as a pure function of (seed, position, token id), and which token wins with it.
 
 The argmax over all tokens of log p + noise is distributed by p (the Gumbel-max trick); two distributions that meet the
-same noise have the same argmax as often as they are alike.
+same noise mostly have the same argmax if they are alike.
 
 Of a whole vocabulary only a small part of the noise is ever computed, and the argmax is exact nevertheless. Think of
 exp(-noise) as arrival times: independent, exponential with rate 1. Ids are taken in blocks of 64. The first arrival of
@@ -54,9 +54,13 @@ def gumbel(seed: Tensor, position: Tensor, token_ids: Tensor) -> Tensor:
 
 def best_candidate(candidates: Candidates, seed: Tensor, position: Tensor) -> Tensor:
     """The place of each row's winner among its candidates, `[rows]` int64; never one of probability 0."""
-    if candidates.ids.shape[-1] == 1:
+    num_rows, width = candidates.ids.shape
+    if width == 1:
         return torch.zeros_like(seed)
-    return (candidates.probs.log() + gumbel(seed, position, candidates.ids)).argmax(-1)
+    row, place = (candidates.probs > 0).nonzero(as_tuple=True)  # often far fewer than the widest row has
+    ids = candidates.ids[row, place]
+    of_ids = _gumbel(seed[row], position[row], ids // TOKENS_PER_BLOCK, ids % TOKENS_PER_BLOCK)
+    return _winners(row, candidates.probs[row, place].log() + of_ids, place, (num_rows, width))
 
 
 def best_token(scaled: Tensor, seed: Tensor, position: Tensor) -> Tensor:
@@ -87,11 +91,20 @@ def best_token(scaled: Tensor, seed: Tensor, position: Tensor) -> Tensor:
     which, place = may_win.nonzero(as_tuple=True)
     row, block = row[which], block[which]
     sums = blocks[row, block, place] + _gumbel(seed[row], position[row], block, place)
+    return _winners(row, sums, block * TOKENS_PER_BLOCK + place, (num_rows, vocab_size))
 
-    best = torch.full_like(at_least, -torch.inf).scatter_reduce_(0, row, sums, "amax")
+
+def _winners(row: Tensor, sums: Tensor, choices: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The choice with the largest sum of each row, of equal ones the smallest.
+
+    Args:
+        row, sums, choices: `[n]` each, one entry for every choice that is open.
+        shape: rows, and choices that there are.
+    """
+    num_rows, num_choices = shape
+    best = sums.new_full((num_rows,), -torch.inf).scatter_reduce_(0, row, sums, "amax")
     wins = sums == best[row]
-    token_ids = torch.full_like(seed, vocab_size - 1)
-    return token_ids.scatter_reduce_(0, row[wins], block[wins] * TOKENS_PER_BLOCK + place[wins], "amin")
+    return row.new_full((num_rows,), num_choices - 1).scatter_reduce_(0, row[wins], choices[wins], "amin")
 
 
 def _gumbel(seed: Tensor, position: Tensor, block: Tensor, place: Tensor) -> Tensor:

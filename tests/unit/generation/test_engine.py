@@ -143,6 +143,22 @@ def test_short_prompts_share_a_steps_prompt_budget_first_come_first_served(
     assert (step.requests[1].draft_limit == FILL_ONLY).tolist() == [False, False, True]
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_before(
+    make_engine: MakeEngine, step: ScriptedStep, settings: GenerateSettings
+) -> None:
+    gate = Gate()
+    step.before = gate
+    engine = make_engine(step, settings)
+    first = submit(engine, "x", max_tokens=1)
+    gate.wait_until_reached()
+    sinks = [submit(engine, letter * length, max_tokens=2) for letter, length in (("a", 80), ("b", 12), ("c", 2))]
+    gate.open()
+    for sink in (first, *sinks):
+        sink.wait()
+    # half of the 32 tokens for the long one, what the short ones want, and the rest for the long one again
+    assert step.requests[1].token_count.tolist() == [18, 12, 2]
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 20))
 def test_max_tokens_is_exact_and_drafts_never_exceed_what_remains(
     make_engine: MakeEngine, step: ScriptedStep, settings: GenerateSettings, max_tokens: int
