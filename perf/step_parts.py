@@ -56,7 +56,7 @@ def main() -> None:
                 input_data = Path(directory, "inputs.json")
                 perf_analyzer.write_input_data(
                     input_data,
-                    prompts(max(concurrency, 16)),
+                    prompts(max(concurrency, 16), max_characters=200),
                     max_tokens=arguments.max_tokens,
                     stream=True,
                     temperature=arguments.temperature,
