@@ -6,6 +6,7 @@ where a merged run fails the requests are run one by one, so that only the one a
 
 from __future__ import annotations
 
+import gc
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -42,6 +43,7 @@ class TritonStage:
         self._input_types = tuple(input_types)
         self._run = run
         self._prepare = prepare
+        gc.freeze()  # the loaded model and its libraries stay: no collection needs to look through them in mid-step
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """`pb_utils.InferenceRequest`s in, one `pb_utils.InferenceResponse` each out, in the same order."""
@@ -59,9 +61,9 @@ class TritonStage:
 
     def _parse(self, triton_request: Any) -> Inputs:
         tensors = {tensor.name(): tensor for tensor in triton_request.inputs()}
-        request, *others = (
-            from_triton(kind, tensors.get, self._name).validate(self._name) for kind in self._input_types
-        )
+        messages = [from_triton(kind, tensors.get, self._name) for kind in self._input_types]
+        messages[-1].validate(self._name)  # the ones before it were checked by the stages before
+        request, *others = messages
         num_rows = request.num_rows
         for message in others:
             if message.num_rows != num_rows:
