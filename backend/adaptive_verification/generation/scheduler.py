@@ -15,7 +15,9 @@ from adaptive_verification.contract.messages import (
     FILL_ONLY,
     NO_LABEL,
     REJECTION,
+    STATUS_BAD_TOKEN,
     STATUS_CONTEXT_FULL,
+    STATUS_NO_SLOT,
     STATUS_NOT_CACHED,
     STATUS_OK,
     StepRequest,
@@ -30,6 +32,12 @@ from adaptive_verification.settings import GenerateSettings
 
 ACCEPTANCE = {"rejection": REJECTION, "coupled": COUPLED}
 """The contract's number of each setting."""
+
+
+_STATUS_REASONS = {
+    STATUS_BAD_TOKEN: "a token of the prompt is not in the target's vocabulary; generate and verifier need one target",
+    STATUS_NO_SLOT: "every cache slot of a stage is taken; cache_slots must not be less than max_live_sequences",
+}
 
 
 class Row(NamedTuple):
@@ -274,7 +282,8 @@ class Scheduler:
                 ),
             )
         else:
-            self._end(sequence, error=StepFailed(f"the step answered with the unknown status {status}"))
+            reason = _STATUS_REASONS.get(status, f"the step answered with the unknown status {status}")
+            self._end(sequence, error=StepFailed(reason))
 
     def _end_cancelled(self) -> None:
         for sequence_id in self._cancelled:
