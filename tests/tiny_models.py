@@ -19,7 +19,7 @@ from transformers import (
 )
 
 VOCAB_SIZE = 97
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -30,13 +30,13 @@ _COMMON: dict[str, Any] = {
 }
 
 CONFIGS: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**_COMMON),
-    "qwen2": Qwen2Config(**_COMMON),
-    "qwen3": Qwen3Config(**_COMMON, head_dim=16),
-    "gemma": GemmaConfig(**{**_COMMON, "num_key_value_heads": 1}, head_dim=16),
+    "llama": LlamaConfig(**COMMON),
+    "qwen2": Qwen2Config(**COMMON),
+    "qwen3": Qwen3Config(**COMMON, head_dim=16),
+    "gemma": GemmaConfig(**{**COMMON, "num_key_value_heads": 1}, head_dim=16),
     "gpt2": GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=3, n_head=4, n_positions=128),
 }
-SLIDING_WINDOW_CONFIG = MistralConfig(**_COMMON, sliding_window=8)
+SLIDING_WINDOW_CONFIG = MistralConfig(**COMMON, sliding_window=8)
 
 
 def tiny_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:

@@ -144,7 +144,7 @@ class GenerateSettings(StageSettings):
     """Settings of the model `generate`."""
 
     target: str = Field(DEFAULT_PAIR, description="Target model whose tokenizer and chat template are used.")
-    num_draft_tokens: int = Field(7, ge=0, le=16, description="Drafts per step and sequence, at most (K).")
+    num_draft_tokens: int = Field(4, ge=0, le=16, description="Drafts per step and sequence, at most (K).")
     max_live_sequences: int = Field(64, ge=1, le=4096, description="Sequences decoded at once; further requests queue.")
     max_queued_requests: int = Field(
         512, ge=0, description="Requests that may wait; beyond that: UNAVAILABLE, at once."

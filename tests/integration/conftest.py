@@ -63,7 +63,8 @@ class GenerateClient:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The default pair in float32, where greedy text does not depend on the batch."""
-    options = ServerOptions(settings={"dtype": "float32"}, state_directory=tmp_path_factory.mktemp("state"))
+    settings = {"dtype": "float32", "num_draft_tokens": "7"}
+    options = ServerOptions(settings=settings, state_directory=tmp_path_factory.mktemp("state"))
     with running_server(options) as running:
         yield running
 

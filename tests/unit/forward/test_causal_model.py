@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from tests.tiny_models import CONFIGS, SLIDING_WINDOW_CONFIG, VOCAB_SIZE, tiny_model
+from tests.tiny_models import COMMON, CONFIGS, SLIDING_WINDOW_CONFIG, VOCAB_SIZE, tiny_model
 from transformers import Gemma2Config, LlamaConfig, PreTrainedModel
 
 from adaptive_verification.errors import UnsupportedModel
@@ -88,43 +88,10 @@ def test_what_others_left_in_the_cache_does_not_matter() -> None:
     ("config", "reason"),
     [
         (SLIDING_WINDOW_CONFIG, "sliding window of 8"),
+        (Gemma2Config(**COMMON, head_dim=16, sliding_window=512), "softcap"),
+        (LlamaConfig(**{**COMMON, "max_position_embeddings": 64}), "max_context_tokens=96"),
         (
-            Gemma2Config(
-                vocab_size=VOCAB_SIZE,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=16,
-                sliding_window=512,
-                max_position_embeddings=128,
-            ),
-            "softcap",
-        ),
-        (
-            LlamaConfig(
-                vocab_size=VOCAB_SIZE,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=64,
-            ),
-            "max_context_tokens=96",
-        ),
-        (
-            LlamaConfig(
-                vocab_size=VOCAB_SIZE,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=128,
-                rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
-            ),
+            LlamaConfig(**COMMON, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
             "dynamic rotary",
         ),
     ],
