@@ -68,6 +68,7 @@ class Scheduler:
         self._end_token_ids = end_token_ids
         self._evidence_key = torch.tensor([] if evidence_key is None else [as_int64(evidence_key)], dtype=torch.int64)
         self._previous_cost = torch.tensor([], dtype=torch.float32)
+        self._advised_draft_limit = settings.num_draft_tokens
         self._next_id = secrets.randbits(62)  # other callers of the same stages choose theirs; do not meet them
         self._waiting: dict[int, Sequence] = {}
         self._live: dict[int, Sequence] = {}
@@ -128,7 +129,8 @@ class Scheduler:
         self._end_cancelled()
         while self._waiting and self.num_live < self._settings.max_live_sequences:
             sequence_id = next(iter(self._waiting))
-            self._live[sequence_id] = self._waiting.pop(sequence_id)
+            sequence = self._live[sequence_id] = self._waiting.pop(sequence_id)
+            sequence.next_draft_limit = self._advised_draft_limit
         prompt_tokens = self._share_prompt_budget()
         rows = []
         for sequence in self._live.values():
@@ -203,13 +205,18 @@ class Scheduler:
         # A step that only released measured nothing; the copy lets go of the answer's memory.
         self._previous_cost = (result.step_cost if step.rows else result.step_cost[:0]).clone()
         output_tokens = result.output_tokens.tolist()
+        next_draft_limits = result.next_draft_limit.tolist()
+        if (
+            next_draft_limits
+        ):  # the plan, for sequences that are new; rows that shall explore are advised more than that
+            self._advised_draft_limit = min(next_draft_limits)
         start = 0
         for row, output_count, status, admitted_count, next_draft_limit in zip(
             step.rows,
             result.output_count.tolist(),
             result.status.tolist(),
             result.admitted_count.tolist(),
-            result.next_draft_limit.tolist(),
+            next_draft_limits,
             strict=True,
         ):
             output = output_tokens[start : start + output_count]

@@ -71,3 +71,16 @@ def test_only_requests_that_accept_as_the_deployment_does_teach_the_estimator(
     teaching, silent = labels if deployment == "rejection" else reversed(labels)
     assert max(teaching) > 0
     assert silent == {NO_LABEL}
+
+
+def test_a_new_sequence_drafts_as_deep_as_the_stages_advised_the_others(
+    byte_tokenizer: Tokenizer, settings: GenerateSettings, step: ScriptedStep
+) -> None:
+    scheduler = make_scheduler(settings)
+    step.next_draft_limit = 1
+    enqueue(scheduler, byte_tokenizer, max_tokens=20)
+    first = scheduler.schedule()
+    assert [row.draft_limit for row in first.rows] == [settings.num_draft_tokens]
+    scheduler.apply(first, step(scheduler.step_request(first)))
+    enqueue(scheduler, byte_tokenizer, max_tokens=20)
+    assert [row.draft_limit for row in scheduler.schedule().rows] == [1, 1]
