@@ -25,6 +25,7 @@ from adaptive_verification.estimation.state import FILE_NAME
 from adaptive_verification.estimation.trace import Trace, replay
 from adaptive_verification.serving.cli import main
 from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
+from adaptive_verification.serving.metrics import PUBLISH_INTERVAL_SECONDS
 
 REQUESTS: list[dict[str, Any]] = [
     {"text_input": f"w{i} w{i + 1} w{i + 2}", "max_tokens": 40, "temperature": 1.0, "seed": i, "num_draft_tokens": 4}
@@ -70,10 +71,18 @@ def metrics(server: RunningServer) -> dict[tuple[str, str], float]:
 
 
 def settled_metrics(server: RunningServer, is_settled: Callable[[dict[tuple[str, str], float]], bool]) -> Any:
-    """The metrics once they are of the last step; the estimator's steps are published after all else of it."""
+    """The metrics once they are of the last step: settled, and the same over several publications.
+
+    The estimator's steps are published after all else of a step, and after the last answer comes a step that only
+    releases.
+    """
     deadline = time.monotonic() + 60
-    while not is_settled(values := metrics(server)):
+    steps, same_since = -1.0, time.monotonic()
+    while time.monotonic() - same_since < 3 * PUBLISH_INTERVAL_SECONDS:
+        values = metrics(server)
         assert time.monotonic() < deadline, {key: value for key, value in values.items() if key[0].startswith("av_")}
+        if not is_settled(values) or values["av_estimator_steps_total", ""] != steps:
+            steps, same_since = values["av_estimator_steps_total", ""], time.monotonic()
         threading.Event().wait(0.05)
     return values
 
