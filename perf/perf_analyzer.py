@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.*"}
 
@@ -39,12 +39,21 @@ def write_input_data(path: Path, prompts: list[str], **inputs: Any) -> None:
     path.write_text(json.dumps({"data": entries}))
 
 
-def run(grpc_url: str, input_data: Path, *, concurrency: int, request_count: int, timeout_s: float) -> StreamReport:
+def run(
+    grpc_url: str, input_data: Path, *, concurrency: int, request_count: int, timeout_s: float, attempts: int = 3
+) -> StreamReport:
     """Streams `request_count` requests, `concurrency` at a time.
 
     Raises:
-        RuntimeError: perf_analyzer failed; the message holds what it printed.
+        RuntimeError: perf_analyzer failed, so many times; the message holds what it printed.
     """
+    for _ in range(attempts - 1):
+        with contextlib.suppress(RuntimeError):
+            return _run_once(grpc_url, input_data, concurrency, request_count, timeout_s)
+    return _run_once(grpc_url, input_data, concurrency, request_count, timeout_s)
+
+
+def _run_once(grpc_url: str, input_data: Path, concurrency: int, request_count: int, timeout_s: float) -> StreamReport:
     with tempfile.TemporaryDirectory() as directory, _library_path() as library_path:
         report = Path(directory, "profile.json")
         command = [
@@ -60,11 +69,15 @@ def run(grpc_url: str, input_data: Path, *, concurrency: int, request_count: int
             timeout=timeout_s,
             check=False,
         )
-        # now and then it exits with 0 and an empty report
-        profile = report.read_text() if done.returncode == 0 and report.exists() else ""
-        if not profile:
-            raise RuntimeError(f"perf_analyzer failed ({done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        return _read(json.loads(profile))
+        # now and then it exits with 0 before its report is wholly written
+        try:
+            return _read(json.loads(report.read_text())) if done.returncode == 0 else _fail(done)
+        except (OSError, json.JSONDecodeError):
+            return _fail(done)
+
+
+def _fail(done: subprocess.CompletedProcess[str]) -> NoReturn:
+    raise RuntimeError(f"perf_analyzer failed ({done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def _read(profile: dict[str, Any]) -> StreamReport:
