@@ -1,4 +1,4 @@
-"""Ragged values, flat with counts, to and from padded tensors."""
+"""Ragged values, flat with counts, as padded tensors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ def mask(counts: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=counts.device) < counts.unsqueeze(-1)
 
 
-def pad(values: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
-    """`[sum(counts), ...]` -> `[n, width, ...]`, zeros behind each row's values. Width: the largest count, at least
-    1."""
-    if width is None:
-        width = max(int(counts.max()) if counts.numel() else 0, 1)
+def pad(values: Tensor, counts: Tensor) -> Tensor:
+    """`[sum(counts), ...]` -> `[n, largest count, ...]`, at least one wide, zeros behind each row's values."""
+    width = max(int(counts.max()) if counts.numel() else 0, 1)
     padded = values.new_zeros(len(counts), width, *values.shape[1:])
     padded[mask(counts.to(values.device), width)] = values
     return padded
-
-
-def unpad(padded: Tensor, counts: Tensor) -> Tensor:
-    """The inverse of `pad`."""
-    return padded[mask(counts.to(padded.device), padded.shape[1])]

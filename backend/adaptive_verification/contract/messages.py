@@ -45,7 +45,6 @@ REJECTION = 0
 COUPLED = 1
 """`ACCEPTANCE`: a draft is accepted if it is the target's own token; both meet the same noise."""
 
-ONE_PER_REQUEST = "one per request"
 ONE_PER_ROW = "one per row"
 ANY_LENGTH = "any length"
 

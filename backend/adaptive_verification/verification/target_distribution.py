@@ -26,7 +26,6 @@ class TargetDistribution:
     """
 
     def __init__(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-        self._vocab_size = logits.shape[-1]
         is_plain = (temperature > 0) & (top_k == 0) & (top_p >= 1)
         is_greedy = temperature == 0
         # three groups, so that a greedy position pays for an argmax only; each with its positions
