@@ -9,9 +9,10 @@ PYTHON ?=
 PIP_ARGS ?=
 SERVE_ARGS ?=
 TEST_ARGS ?=
+BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint perf-smoke clean
+.PHONY: help setup serve test lint perf-smoke bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,9 @@ lint: $(STAMP) ## ruff check, ruff format --check, mypy
 
 perf-smoke: $(STAMP) ## A short load test with perf_analyzer, under two minutes
 	$(BIN)/python perf/smoke.py
+
+bench: $(STAMP) ## Adaptive verification against fixed drafts at 1 to 64 requests, hours; BENCH_ARGS="--quick": minutes
+	$(BIN)/python perf/load.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and the tools' caches (not the downloaded models)
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis backend/*.egg-info

@@ -18,10 +18,16 @@ import tritonclient.grpc as triton
 from transformers import AutoTokenizer
 
 from adaptive_verification.contract import NO_LABEL, REJECTION, STATUS_NOT_CACHED, STATUS_OK, StepRequest, StepResult
+from adaptive_verification.contract.hidden_states import NO_STATES, RowStates, for_rows, of_rows
 from adaptive_verification.contract.wire import from_numpy, to_numpy
 from adaptive_verification.serving.default_pair import resolve_model
 
-NUMPY_TO_TRITON = {np.dtype(np.int32): "INT32", np.dtype(np.float32): "FP32", np.dtype(np.uint64): "UINT64"}
+NUMPY_TO_TRITON = {
+    np.dtype(np.int32): "INT32",
+    np.dtype(np.float32): "FP32",
+    np.dtype(np.uint64): "UINT64",
+    np.dtype(np.uint8): "UINT8",
+}
 
 
 @dataclass
@@ -34,6 +40,10 @@ class Sequence:
     """The length at which to stop."""
     confirmed: int = 0
     """How many of the tokens the stages were told."""
+    model_draft_limit: int = 16
+    """How deep the last step advised to draft with the drafting model; what can be looked up costs no drafting."""
+    hidden_states: RowStates = NO_STATES
+    """What the last step gave for the drafter, to be sent with the next one."""
 
 
 def run_step(client: triton.InferenceServerClient, request: StepRequest) -> StepResult:
@@ -61,6 +71,7 @@ def request_for(sequences: list[Sequence], max_drafts: int, release: list[int]) 
         token_count=int32([len(tokens) for tokens in new_tokens]),
         tokens=int32([token for tokens in new_tokens for token in tokens]),
         draft_limit=int32(limits),
+        model_draft_limit=int32([sequence.model_draft_limit for sequence in sequences]),
         temperature=torch.zeros(n),
         top_p=torch.ones(n),
         top_k=int32([0] * n),
@@ -68,6 +79,7 @@ def request_for(sequences: list[Sequence], max_drafts: int, release: list[int]) 
         acceptance=int32([REJECTION] * n),
         previous_accepted=int32([NO_LABEL] * n),  # only the server's own front may teach the estimator
         previous_cost=torch.empty(0),
+        **for_rows([sequence.hidden_states for sequence in sequences]),
         release=torch.tensor(release, dtype=torch.int64),
         evidence_key=torch.empty(0, dtype=torch.int64),
     )
@@ -95,13 +107,17 @@ def main() -> None:
         result = run_step(client, request_for(live, arguments.max_drafts, release=ended))
         ended = []
         outputs = result.output_tokens.split(result.output_count.tolist())
-        for sequence, status, output in zip(list(live), result.status.tolist(), outputs, strict=True):
+        advice = result.next_draft_limit.tolist()
+        for sequence, states in zip(live, of_rows(result), strict=True):
+            sequence.hidden_states = states
+        for sequence, status, output, limit in zip(list(live), result.status.tolist(), outputs, advice, strict=True):
             if status == STATUS_NOT_CACHED:
                 sequence.confirmed = 0  # a stage lost its cache: send everything again
                 continue
             if status != STATUS_OK:
                 raise SystemExit(f"sequence {sequence.sequence_id} ended with status {status}")
             sequence.confirmed = len(sequence.tokens)
+            sequence.model_draft_limit = limit
             sequence.tokens += output.tolist()
             if tokenizer.eos_token_id in output.tolist():
                 sequence.end = min(sequence.end, sequence.tokens.index(tokenizer.eos_token_id, sequence.confirmed))

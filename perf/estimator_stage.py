@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from adaptive_verification.contract import Draft, DraftCost, StepCost, StepRequest
+from adaptive_verification.contract.hidden_states import NO_STATES, for_rows
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve
 from adaptive_verification.estimation.stage import EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
@@ -53,6 +54,7 @@ class Traffic:
             token_count=one,
             tokens=zero,
             draft_limit=one * self._depth,
+            model_draft_limit=one * self._depth,
             temperature=torch.ones(rows),
             top_p=torch.ones(rows),
             top_k=zero,
@@ -60,6 +62,7 @@ class Traffic:
             acceptance=zero,
             previous_accepted=self._accepted,
             previous_cost=StepCost(draft_cost, 1.0, 52.0, rows, 1.5 * rows).to_tensor(),
+            **for_rows([NO_STATES] * rows),
             release=torch.zeros(0, dtype=torch.int64),
             evidence_key=torch.tensor([KEY]),
         )
@@ -67,6 +70,7 @@ class Traffic:
         draft = Draft(
             drafted_count=one * self._depth,
             draft_status=zero,
+            draft_match_length=zero,
             draft_tokens=torch.zeros(drafts, dtype=torch.int32),
             draft_log_odds=torch.from_numpy(log_odds),
             candidate_count=torch.ones(drafts, dtype=torch.int32),

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,29 +27,53 @@ class StreamReport:
 
     requests: int
     responses: int
+    output_tokens: int
     duration_s: float
+    """From the first request to the last response."""
     time_to_first_response_s: float
     time_between_responses_s: float
+    time_per_output_token_s: float
+    """After the first response."""
     requests_per_second: float
 
 
-def write_input_data(path: Path, prompts: list[str], **inputs: Any) -> None:
-    """perf_analyzer's input file: the prompts in turn, each with the same other inputs of `generate`."""
-    entries = [{"text_input": [prompt], **{name: [value] for name, value in inputs.items()}} for prompt in prompts]
-    path.write_text(json.dumps({"data": entries}))
+def write_input_data(path: Path, prompts: list[str], *, chat: bool = False, **inputs: Any) -> None:
+    """perf_analyzer's input file: the prompts in turn, each with the same other inputs of `generate`.
+
+    With `chat` each is a user's turn, put into the target's chat template, else plain text. To an instruction-tuned
+    target plain text is odd enough that many answers end at once.
+    """
+    entries = [
+        {"messages": json.dumps([{"role": "user", "content": prompt}])} if chat else {"text_input": prompt}
+        for prompt in prompts
+    ]
+    data = [{name: [value] for name, value in {**entry, **inputs}.items()} for entry in entries]
+    path.write_text(json.dumps({"data": data}))
 
 
 def run(
-    grpc_url: str, input_data: Path, *, concurrency: int, request_count: int, timeout_s: float, attempts: int = 3
+    grpc_url: str,
+    input_data: Path,
+    *,
+    concurrency: int,
+    request_count: int,
+    timeout_s: float,
+    attempts: int = 3,
+    prepare: Callable[[], None] = lambda: None,
 ) -> StreamReport:
     """Streams `request_count` requests, `concurrency` at a time.
 
+    `prepare` is called before each attempt: for what must not hold the requests of one that failed.
+
     Raises:
         RuntimeError: perf_analyzer failed, so many times; the message holds what it printed.
+        subprocess.TimeoutExpired: it was still running after `timeout_s`.
     """
     for _ in range(attempts - 1):
+        prepare()
         with contextlib.suppress(RuntimeError):
             return _run_once(grpc_url, input_data, concurrency, request_count, timeout_s)
+    prepare()
     return _run_once(grpc_url, input_data, concurrency, request_count, timeout_s)
 
 
@@ -82,21 +106,27 @@ def _fail(done: subprocess.CompletedProcess[str]) -> NoReturn:
 
 def _read(profile: dict[str, Any]) -> StreamReport:
     requests = [request for experiment in profile["experiments"] for request in experiment["requests"]]
-    first, between = [], []
+    first, between, per_token, output_tokens = [], [], [], 0
     for request in requests:
         stamps = request["response_timestamps"]
+        tokens = [response["num_output_tokens"] for response in request["response_outputs"]]
+        output_tokens += sum(tokens)
         first.append(stamps[0] - request["timestamp"])
         if len(stamps) > 1:
             between.append((stamps[-1] - stamps[0]) / (len(stamps) - 1))
+        if sum(tokens[1:]):
+            per_token.append((stamps[-1] - stamps[0]) / sum(tokens[1:]))
     started = min(request["timestamp"] for request in requests)
     ended = max(request["response_timestamps"][-1] for request in requests)
     duration_s = (ended - started) / 1e9
     return StreamReport(
         requests=len(requests),
         responses=sum(len(request["response_timestamps"]) for request in requests),
+        output_tokens=output_tokens,
         duration_s=duration_s,
         time_to_first_response_s=_median(first) / 1e9,
         time_between_responses_s=_median(between) / 1e9,
+        time_per_output_token_s=_median(per_token) / 1e9,
         requests_per_second=len(requests) / duration_s,
     )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,18 +19,12 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.prompts import prompts
 
-from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
+from adaptive_verification.serving.launcher import ServerOptions, running_server
 from perf import perf_analyzer
 from perf.provenance import provenance
+from perf.server_counters import read_counters
 
 PARTS = ("drafter", "estimator", "verifier", "transport", "loop")
-
-
-def read_counters(server: RunningServer) -> dict[str, float]:
-    """Metric with its labels -> value, of this project's metrics."""
-    with urllib.request.urlopen(server.metrics_url) as response:
-        lines = response.read().decode().splitlines()
-    return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith("av_"))}
 
 
 def main() -> None:

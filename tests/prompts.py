@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from collections.abc import Iterable
 from pathlib import Path
 
 DATA_VARIABLE = "ADAPTIVE_VERIFICATION_DATA"
@@ -38,15 +40,27 @@ def data_directory() -> Path:
     return Path(os.environ.get(DATA_VARIABLE, default))
 
 
-def prompts(count: int, max_characters: int = 600) -> list[str]:
-    """`count` prompts, mixed from all shared sets in turn, or the project's own, repeated as needed."""
+def prompts(
+    count: int, max_characters: int = 600, *, files: Iterable[Path] | None = None, seed: int | None = None
+) -> list[str]:
+    """`count` prompts, from the files in turn, repeated as needed.
+
+    Args:
+        count: how many.
+        max_characters: longer prompts are left out.
+        files: JSON lines with a `prompt` each. Default: all shared sets, or where there are none, the project's own.
+        seed: shuffles each file's prompts; None: they keep their order.
+    """
     sets = []
-    for path in sorted(data_directory().glob("*.jsonl")):
+    for path in sorted(data_directory().glob("*.jsonl")) if files is None else files:
         texts = [_text(json.loads(line)) for line in path.read_text().splitlines()]
         sets.append([text for text in texts if len(text) <= max_characters])
     sets = [texts for texts in sets if texts]
     if not sets:
-        return [OWN_PROMPTS[i % len(OWN_PROMPTS)] for i in range(count)]
+        sets = [list(OWN_PROMPTS)]
+    if seed is not None:
+        for texts in sets:
+            random.Random(seed).shuffle(texts)
     return [sets[i % len(sets)][i // len(sets) % len(sets[i % len(sets)])] for i in range(count)]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from adaptive_verification.contract import NO_LABEL, REJECTION, StepRequest
+from adaptive_verification.contract.hidden_states import NO_STATES, RowStates, for_rows
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class RequestRow:
     seed: int = 0
     acceptance: int = REJECTION
     previous_accepted: int = NO_LABEL
+    model_draft_limit: int = 16
+    hidden_states: RowStates = NO_STATES
 
 
 def step_request(
@@ -43,6 +46,7 @@ def step_request(
         token_count=int32([len(row.tokens) for row in rows]),
         tokens=int32([token for row in rows for token in row.tokens]),
         draft_limit=int32([row.draft_limit for row in rows]),
+        model_draft_limit=int32([row.model_draft_limit for row in rows]),
         temperature=torch.tensor([row.temperature for row in rows], dtype=torch.float32),
         top_p=torch.tensor([row.top_p for row in rows], dtype=torch.float32),
         top_k=int32([row.top_k for row in rows]),
@@ -50,6 +54,7 @@ def step_request(
         acceptance=int32([row.acceptance for row in rows]),
         previous_accepted=int32([row.previous_accepted for row in rows]),
         previous_cost=torch.empty(0) if previous_cost is None else previous_cost,
+        **for_rows([row.hidden_states for row in rows]),
         release=torch.tensor(list(release), dtype=torch.int64),
         evidence_key=torch.tensor(list(evidence_key), dtype=torch.int64),
     ).validate()

@@ -25,6 +25,7 @@ class TableModel:
         distribution: Callable[[tuple[int, ...]], Tensor],
         num_slots: int = 4,
         capacity: int = 64,
+        hidden_layers: tuple[int, ...] = (),
     ) -> None:
         self.vocab_size = vocab_size
         self.num_slots = num_slots
@@ -32,10 +33,13 @@ class TableModel:
         self._distribution = distribution
         self._cached = [[-1] * capacity for _ in range(num_slots)]
         self.num_computed_tokens = 0
+        self.hidden_layers = hidden_layers
+        self._states: list[float] = []
 
     def forward(self, token_ids: Tensor, rows: list[Row], logits_at: Tensor | None) -> Tensor:
         """Log-probabilities, float64, after the packed places asked for."""
         logits, last = [], []
+        self._states = []
         tokens = token_ids.tolist()
         assert len(tokens) == sum(row.query_length for row in rows)
         self.num_computed_tokens += len(tokens)
@@ -46,9 +50,22 @@ class TableModel:
                 prefix = tuple(cached[: position + 1])
                 assert -1 not in prefix, "a position before this one was never computed"
                 logits.append(self._distribution(prefix).to(torch.float64).log())
+                self._states.append(state_after(prefix))
             last.append(len(logits) - 1)
         places = last if logits_at is None else logits_at.tolist()
         return torch.stack(logits)[places] if places else torch.empty(0, self.vocab_size, dtype=torch.float64)
+
+    def hidden_states(self) -> Tensor:
+        """`[T, 1]`: one number that tells the prefix."""
+        return torch.tensor(self._states)[:, None]
+
+
+def state_after(prefix: tuple[int, ...]) -> float:
+    """What stands for the hidden state after a prefix: exact in float32, and another number for another prefix."""
+    number = len(prefix)
+    for token in prefix:
+        number = (number * 31 + token + 1) % 1_000_003
+    return float(number)
 
 
 def random_distributions(vocab_size: int, seed: int, sharpness: float = 1.5) -> Callable[[tuple[int, ...]], Tensor]:

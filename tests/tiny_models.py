@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
@@ -14,6 +16,7 @@ from transformers import (
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
@@ -36,6 +39,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gemma": GemmaConfig(**{**COMMON, "num_key_value_heads": 1}, head_dim=16),
     "gpt2": GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=3, n_head=4, n_positions=128),
 }
+VOCABULARY = {f"token{i}": i for i in range(VOCAB_SIZE)}
 SLIDING_WINDOW_CONFIG = MistralConfig(**COMMON, sliding_window=8)
 
 
@@ -48,3 +52,11 @@ def tiny_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32, see
             if parameter.dim() > 1:
                 parameter.mul_(6.0)
     return model.to(dtype).eval()
+
+
+def save(directory: Path, vocabulary: dict[str, int] = VOCABULARY) -> str:
+    """A model directory with the tiny llama and a tokenizer of whole words; returns its name."""
+    tiny_model(CONFIGS["llama"]).save_pretrained(directory)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="token0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
+    return str(directory)

@@ -19,6 +19,9 @@ S = TypeVar("S", bound="StageSettings")
 DEFAULT_PAIR = "default"
 """The name of the pair that `serving.default_pair` prepares: SmolLM2-135M-Instruct and its own first layers."""
 
+LOOKUP = "lookup"
+"""The name of the drafter that is no model."""
+
 
 class StageSettings(BaseModel):
     """Base of the settings classes: strings in, validated values out, unknown names refused."""
@@ -69,6 +72,10 @@ class ModelSettings(StageSettings):
 class VerifierSettings(ModelSettings):
     """Settings of the model `verifier`."""
 
+    drafter: str = Field(
+        "first-layers:6", description="As the drafter's; tells whether it needs hidden states, and which."
+    )
+
 
 class DrafterSettings(ModelSettings):
     """Settings of the model `drafter`."""
@@ -76,7 +83,15 @@ class DrafterSettings(ModelSettings):
     drafter: str = Field(
         "first-layers:6",
         description="What drafts: `first-layers:N` (the target's own first N layers with its head), or a directory or "
-        "hub name of any causal language model with the target's tokenizer.",
+        "hub name of any causal language model with the target's tokenizer, or `lookup`: no model, only what "
+        "`lookup_min_match` finds.",
+    )
+    lookup_min_match: int = Field(
+        6,
+        ge=0,
+        le=32,
+        description="Where at least so many of a sequence's last tokens occurred in it before, what followed them is "
+        "drafted, instead of asking the model. 0: never.",
     )
     draft_top_k: int = Field(
         64, ge=1, le=4096, description="Most likely tokens that a sampled draft is drawn from, renormalized."
@@ -134,7 +149,10 @@ class EstimatorSettings(StageSettings):
         "", description="Where fit, cost curves and calibration are kept across restarts. Empty: nowhere."
     )
     target: str = Field(DEFAULT_PAIR, description="As the verifier's; tells whose kept state it is.")
-    drafter: str = Field("first-layers:6", description="As the drafter's; tells whose kept state it is.")
+    drafter: str = Field(
+        "first-layers:6",
+        description="As the drafter's; tells whose kept state it is, and whether drafting takes a model's time.",
+    )
     acceptance: Literal["rejection", "coupled"] = Field(
         "rejection", description="As generate's; tells whose kept state it is."
     )

@@ -91,6 +91,16 @@ def test_the_number_of_drafts_does_not_change_greedy_text(client: GenerateClient
         assert without.body["total_draft_tokens"] == 0
 
 
+def test_what_repeats_is_looked_up_and_greedy_text_stays_the_targets_own(client: GenerateClient) -> None:
+    request = {"text_input": "1. apple, pear, plum, cherry, grape, melon.\n" * 5, "max_tokens": 48, "temperature": 0.0}
+    without = client.generate(**request, num_draft_tokens=0).body
+    accepted = client.metric("av_estimator_looked_up_accepted_tokens_total")
+    with_lookup = client.generate(**request, num_draft_tokens=7).body
+    assert with_lookup["text_output"] == without["text_output"]
+    assert with_lookup["total_accepted_draft_tokens"] > 20
+    wait_until(lambda: client.metric("av_estimator_looked_up_accepted_tokens_total") > accepted + 20)
+
+
 def test_a_long_prompt_does_not_stop_the_others(client: GenerateClient) -> None:
     """While a prompt of 1,800 tokens is computed in chunks, a short request starts and ends."""
     long = {"text_input": "word " * 1800, "max_tokens": 2, "temperature": 0.0}

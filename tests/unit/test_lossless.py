@@ -7,7 +7,7 @@ tokens of a step are distributed by the target, to rounding in float64.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -91,10 +91,15 @@ def as_requested(distribution: Distribution, settings: dict[str, float | int]) -
     return transformed
 
 
-def assert_distributed_by(outcomes: dict[tuple[Tokens, ...], float], target: Distribution, vocab_size: int) -> None:
+def assert_distributed_by(
+    outcomes: dict[tuple[Tokens, ...], float],
+    target: Distribution,
+    vocab_size: int,
+    prompts: Sequence[Tokens] = tuple(PROMPTS),
+) -> None:
     """Every row's tokens have the target's probabilities: for each prefix, the frequency of each next token."""
     assert sum(outcomes.values()) == pytest.approx(1.0, abs=1e-12)
-    for row, prompt in enumerate(PROMPTS[: len(next(iter(outcomes)))]):
+    for row, prompt in enumerate(prompts[: len(next(iter(outcomes)))]):
         reach: dict[Tokens, float] = defaultdict(float)  # probability that the output begins so and goes on
         follows: dict[Tokens, Tensor] = defaultdict(lambda: torch.zeros(vocab_size, dtype=torch.float64))
         for tokens, probability in outcomes.items():

@@ -6,7 +6,7 @@ rules that would bias the output are broken here on purpose, one by one, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from tests.unit.test_lossless import PROMPTS, Distribution, Tokens, assert_distr
 from torch import Tensor
 
 from adaptive_verification.contract import Draft, Estimate, LocalStep, StepRequest
-from adaptive_verification.contract.step import Estimator
+from adaptive_verification.contract.step import Drafter, Estimator
 from adaptive_verification.drafting.stage import CausalDrafter
 from adaptive_verification.estimation.budget import admit, best_budget, survival
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve
@@ -36,10 +36,10 @@ CURVES = {
 }
 
 
-def real_estimator() -> EstimatorStage:
+def real_estimator(curves: Mapping[str, CostCurve] = CURVES) -> EstimatorStage:
     """Fits after every step, so the second step's budget rests on what the first one taught."""
     settings = EstimatorSettings(refit_interval=1, max_draft_tokens=3, exploration_interval_steps=1000)
-    estimator = EstimatorStage(settings, evidence_key=KEY, curves=CURVES)
+    estimator = EstimatorStage(settings, evidence_key=KEY, curves=curves)
     estimator.fit.refits = 100  # as after a while: no cold start, whose exploration would admit everything
     return estimator
 
@@ -49,30 +49,46 @@ def sharp_pair(seed: int) -> tuple[Distribution, Distribution]:
     return random_distributions(2, seed, sharpness=3.0), random_distributions(2, seed + 100, sharpness=3.0)
 
 
+def model_drafter(q: Distribution, vocab_size: int) -> CausalDrafter:
+    return CausalDrafter(
+        TableModel(vocab_size, q),  # type: ignore[arg-type]
+        target_vocab_size=vocab_size,
+        idle_seconds=60,
+        draft_top_k=vocab_size,
+        max_catch_up_tokens=100,
+    )
+
+
 class Chain:
     """Fresh stages, the tokens of the rows, and how many drafts were admitted in all."""
 
-    def __init__(self, p: Distribution, q: Distribution, vocab_size: int, estimator: Estimator) -> None:
-        self._step = LocalStep(
-            CausalDrafter(
-                TableModel(vocab_size, q),  # type: ignore[arg-type]
-                target_vocab_size=vocab_size,
-                idle_seconds=60,
-                draft_top_k=vocab_size,
-                max_catch_up_tokens=100,
-            ),
-            estimator,
-            VerifierStage(TableModel(vocab_size, p), idle_seconds=60),  # type: ignore[arg-type]
-        )
-        self._tokens = [list(prompt) for prompt in PROMPTS]
-        self._confirmed = [0] * len(PROMPTS)
-        self._accepted = [-1] * len(PROMPTS)
+    def __init__(
+        self,
+        p: Distribution,
+        drafter: Drafter,
+        vocab_size: int,
+        estimator: Estimator,
+        prompts: Sequence[Tokens] = tuple(PROMPTS),
+    ) -> None:
+        verifier = VerifierStage(TableModel(vocab_size, p), idle_seconds=60)  # type: ignore[arg-type]
+        self._step = LocalStep(drafter, estimator, verifier)
+        self._prompts = prompts
+        self._tokens = [list(prompt) for prompt in prompts]
+        self._confirmed = [0] * len(prompts)
+        self._accepted = [-1] * len(prompts)
         self.admitted: list[int] = []
 
-    def step(self, draft_limits: list[int]) -> None:
-        """One step of the first rows."""
+    def step(self, draft_limits: list[int], **settings: Any) -> None:
+        """One step of the first rows, all with these settings."""
         rows = [
-            RequestRow(i, self._confirmed[i], self._tokens[i][self._confirmed[i] :], limit, previous_accepted=accepted)
+            RequestRow(
+                i,
+                self._confirmed[i],
+                self._tokens[i][self._confirmed[i] :],
+                limit,
+                previous_accepted=accepted,
+                **settings,
+            )
             for i, (limit, accepted) in enumerate(zip(draft_limits, self._accepted, strict=False))
         ]
         result = self._step(step_request(rows, previous_cost=torch.empty(0), evidence_key=[KEY]))
@@ -83,7 +99,7 @@ class Chain:
             self._accepted[i] = len(output) - 1
 
     def outputs(self, num_rows: int) -> tuple[Tokens, ...]:
-        return tuple(tuple(self._tokens[i][len(PROMPTS[i]) :]) for i in range(num_rows))
+        return tuple(tuple(self._tokens[i][len(self._prompts[i]) :]) for i in range(num_rows))
 
 
 def assert_adaptive_verification_is_lossless(
@@ -98,7 +114,7 @@ def assert_adaptive_verification_is_lossless(
     num_rows = max(map(len, steps))
 
     def run() -> tuple[Tokens, ...]:
-        chain = Chain(p, q, 2, new_estimator())
+        chain = Chain(p, model_drafter(q, 2), 2, new_estimator())
         for draft_limits in steps:
             chain.step(draft_limits)
         admitted.add(tuple(chain.admitted))
@@ -161,7 +177,7 @@ def first_tokens(
     """The exact distribution of each row's first token."""
 
     def run() -> tuple[Tokens, ...]:
-        chain = Chain(p, q, 2, estimator)
+        chain = Chain(p, model_drafter(q, 2), 2, estimator)
         chain.step(limits)
         return chain.outputs(len(limits))
 

@@ -62,7 +62,8 @@ _ALL_STAGES = (DRAFTER, ESTIMATOR, VERIFIER)
 class TensorSpec:
     """What one field of a message looks like on the wire.
 
-    `length` is `ONE_PER_ROW`, `ANY_LENGTH` or the name of the count field of the same message whose sum it is.
+    `length` is `ONE_PER_ROW`, `ANY_LENGTH` or the name of the count field of the same message whose sum it is; of a
+    tensor that `is_wide` each entry is a run of values, all of one width.
     64-bit unsigned wire types are kept as int64 with the same bits, because torch does no arithmetic on uint64.
     `read_by` names the stages that are sent the tensor: each costs some 0.05 ms of every step.
     """
@@ -72,22 +73,35 @@ class TensorSpec:
     wire_type: str
     length: str
     read_by: tuple[str, ...]
+    is_wide: bool = False
 
 
-def _tensor(dtype: torch.dtype, wire_type: str, length: str, read_by: tuple[str, ...]) -> Any:
-    return dataclasses.field(metadata={"dtype": dtype, "wire_type": wire_type, "length": length, "read_by": read_by})
+def _tensor(dtype: torch.dtype, wire_type: str, length: str, read_by: tuple[str, ...], *, is_wide: bool = False) -> Any:
+    return dataclasses.field(
+        metadata={
+            "dtype": dtype,
+            "wire_type": wire_type,
+            "length": length,
+            "read_by": read_by or _ALL_STAGES,
+            "is_wide": is_wide,
+        }
+    )
 
 
 def _int32(length: str, *read_by: str) -> Any:
-    return _tensor(torch.int32, "INT32", length, read_by or _ALL_STAGES)
+    return _tensor(torch.int32, "INT32", length, read_by)
 
 
 def _float32(length: str, *read_by: str) -> Any:
-    return _tensor(torch.float32, "FP32", length, read_by or _ALL_STAGES)
+    return _tensor(torch.float32, "FP32", length, read_by)
 
 
 def _uint64(length: str, *read_by: str) -> Any:
-    return _tensor(torch.int64, "UINT64", length, read_by or _ALL_STAGES)
+    return _tensor(torch.int64, "UINT64", length, read_by)
+
+
+def _wide_bytes(length: str, *read_by: str) -> Any:
+    return _tensor(torch.uint8, "UINT8", length, read_by, is_wide=True)
 
 
 @dataclass
@@ -135,6 +149,13 @@ class Message:
                 expected, reason = num_rows, f"one entry for each of the {num_rows} rows"
             else:
                 expected, reason = int(getattr(self, spec.length).sum()), f"the sum of {spec.length.upper()}"
+            if spec.is_wide:
+                if (expected == 0) != (tensor.numel() == 0) or (expected and tensor.numel() % expected):
+                    raise ContractError(
+                        f"{spec.name} has {tensor.numel()} entries; it must have as many for each of {expected} "
+                        f"({reason})"
+                    )
+                continue
             if tensor.numel() != expected:
                 raise ContractError(f"{spec.name} has {tensor.numel()} entries; it must have {expected} ({reason})")
         for field_name, (is_allowed, allowed) in self.ranges.items():
@@ -172,6 +193,9 @@ class Message:
                 pieces[field_name] = list(tensor.split(list(rows_per_part)))
             else:
                 lengths = [int(counts.sum()) for counts in pieces[spec.length]]
+                if spec.is_wide:
+                    width = tensor.numel() // max(sum(lengths), 1)
+                    lengths = [length * width for length in lengths]
                 pieces[field_name] = list(tensor.split(lengths))
         return [type(self)(**{name: parts[i] for name, parts in pieces.items()}) for i in range(len(rows_per_part))]
 
@@ -190,11 +214,14 @@ class StepRequest(Message):
         "context_length": (lambda values: values >= 0, "at least 0"),
         "tokens": (lambda values: values >= 0, "a token id of the target"),
         "draft_limit": (lambda values: values >= FILL_ONLY, "at least -1"),
+        "model_draft_limit": (lambda values: values >= 0, "at least 0"),
         "temperature": (lambda values: np.isfinite(values) & (values >= 0), "finite and at least 0"),
         "top_p": (lambda values: (values > 0) & (values <= 1), "above 0 and at most 1"),
         "top_k": (lambda values: values >= 0, "at least 0"),
         "acceptance": (lambda values: (values == REJECTION) | (values == COUPLED), "0 or 1"),
         "previous_accepted": (lambda values: values >= NO_LABEL, "at least -1"),
+        "hidden_start": (lambda values: values >= 0, "at least 0"),
+        "hidden_count": (lambda values: values >= 0, "at least 0"),
     }
 
     sequence_id: Tensor = _uint64(ONE_PER_ROW)  # chosen by the caller
@@ -202,6 +229,9 @@ class StepRequest(Message):
     token_count: Tensor = _int32(ONE_PER_ROW)  # at least 1
     tokens: Tensor = _int32("token_count", DRAFTER, VERIFIER)  # newly confirmed tokens
     draft_limit: Tensor = _int32(ONE_PER_ROW)  # at most so many drafts; 0: sample one token; FILL_ONLY
+    model_draft_limit: Tensor = _int32(
+        ONE_PER_ROW, DRAFTER, ESTIMATOR
+    )  # and so many of them from a model, whose depth costs: what the last step advised; looked-up drafts are free
     temperature: Tensor = _float32(ONE_PER_ROW, DRAFTER, VERIFIER)  # 0: greedy
     top_p: Tensor = _float32(ONE_PER_ROW, DRAFTER, VERIFIER)  # in (0, 1]; 1: off
     top_k: Tensor = _int32(ONE_PER_ROW, DRAFTER, VERIFIER)  # 0: off
@@ -211,6 +241,9 @@ class StepRequest(Message):
         ONE_PER_ROW, ESTIMATOR
     )  # drafts of the last step that the target accepted; NO_LABEL
     previous_cost: Tensor = _float32(ANY_LENGTH, ESTIMATOR)  # the last result's STEP_COST, or empty
+    hidden_start: Tensor = _int32(ONE_PER_ROW, DRAFTER)  # the position of the row's first hidden state
+    hidden_count: Tensor = _int32(ONE_PER_ROW, DRAFTER)  # 0 where there are none to hand on
+    hidden_states: Tensor = _wide_bytes("hidden_count", DRAFTER)  # as the last result gave them
     release: Tensor = _uint64(ANY_LENGTH)  # sequences to forget
     evidence_key: Tensor = _uint64(
         ANY_LENGTH, ESTIMATOR
@@ -232,14 +265,17 @@ class StepRequest(Message):
 class Draft(Message):
     """What the drafter proposes: for each row `drafted_count` tokens, each with the distribution it was drawn from.
 
-    A draft's distribution q is sparse: `candidate_count` token ids and their probabilities, which sum to 1. Greedy
-    and coupled rows have one candidate of probability 1: given the seed, nothing about the draft is random.
+    A draft's distribution q is sparse: `candidate_count` token ids and their probabilities, which sum to 1. Greedy,
+    coupled and looked-up rows have one candidate of probability 1: given the seed, nothing about the draft is random.
     """
 
     shared_fields = frozenset({"draft_cost"})
 
     drafted_count: Tensor = _int32(ONE_PER_ROW)
     draft_status: Tensor = _int32(ONE_PER_ROW)  # STATUS_*; a row that is not ok has no drafts
+    draft_match_length: Tensor = _int32(
+        ONE_PER_ROW, ESTIMATOR
+    )  # tokens of the earlier occurrence that the row's drafts were looked up after; 0: they are a model's
     draft_tokens: Tensor = _int32("drafted_count", VERIFIER)
     draft_log_odds: Tensor = _float32(
         "drafted_count", ESTIMATOR
@@ -257,7 +293,7 @@ class Estimate(Message):
     shared_fields = frozenset({"estimate_cost"})
 
     admitted_count: Tensor = _int32(ONE_PER_ROW)
-    next_draft_limit: Tensor = _int32(ONE_PER_ROW)  # how deep drafting pays in this row's next step
+    next_draft_limit: Tensor = _int32(ONE_PER_ROW)  # how deep drafting with a model pays in this row's next step
     estimate_cost: Tensor = _float32(ANY_LENGTH)  # milliseconds, one number
 
 
@@ -274,6 +310,9 @@ class StepResult(Message):
     next_draft_limit: Tensor = _int32(ONE_PER_ROW)  # the Estimate's
     output_tokens: Tensor = _int32("output_count")
     log_probs: Tensor = _float32("output_count")  # of the target's untransformed distribution
+    hidden_start: Tensor = _int32(ONE_PER_ROW)  # the position of the row's first hidden state
+    hidden_count: Tensor = _int32(ONE_PER_ROW)  # 0 where the drafter needs none
+    hidden_states: Tensor = _wide_bytes("hidden_count")  # of the tokens confirmed in this step, in the target's dtype
     step_cost: Tensor = _float32(ANY_LENGTH)  # `StepCost`
 
 

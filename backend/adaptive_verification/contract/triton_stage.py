@@ -82,6 +82,8 @@ class TritonStage:
         except Exception as error:  # whatever a stage raises must reach the caller, not end the server's process
             if len(group) > 1:
                 return {i: self._run_group({i: inputs})[i] for i, inputs in group.items()}
+            if isinstance(error, ContractError):  # the caller's fault, seen only by the stage
+                return {i: self._error(str(error), self._pb_utils.TritonError.INVALID_ARG) for i in group}
             self._pb_utils.Logger.log_error(f"a step failed:\n{traceback.format_exc()}")
             message = f"the step failed: {type(error).__name__}: {error}"
             return {i: self._error(message, self._pb_utils.TritonError.INTERNAL) for i in group}

@@ -19,7 +19,7 @@ from adaptive_verification.errors import ContractError
 
 M = TypeVar("M", bound=Message)
 
-_NUMPY_TYPES = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
+_NUMPY_TYPES = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "UINT8": np.uint8}
 
 
 def to_numpy(message: Message) -> dict[str, np.ndarray]:

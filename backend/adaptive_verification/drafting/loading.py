@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from transformers import AutoTokenizer
 
+from adaptive_verification.contract.step import Drafter
+from adaptive_verification.drafting import hidden_state_files
+from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
+from adaptive_verification.drafting.lookup_stage import LookupDrafter
 from adaptive_verification.drafting.stage import CausalDrafter
 from adaptive_verification.errors import SettingsError, UnsupportedModel
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, publish_curves
@@ -11,30 +15,48 @@ from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.loading import model_options, vocabulary_size
 from adaptive_verification.forward.timing import sizes_up_to, time_forward
 from adaptive_verification.serving import environment
-from adaptive_verification.serving.default_pair import resolve_model
-from adaptive_verification.settings import DrafterSettings
+from adaptive_verification.serving.default_pair import resolve_drafter, resolve_model
+from adaptive_verification.settings import LOOKUP, DrafterSettings
 
 _FIRST_LAYERS = "first-layers:"
 
 
-def load_drafter(settings: DrafterSettings) -> CausalDrafter:
+def load_drafter(settings: DrafterSettings) -> Drafter:
     """Loads the drafter, checks that it speaks the target's tokens, and publishes what its forwards cost.
 
     Raises:
-        SettingsError: `drafter` or a device cannot be understood.
+        SettingsError: `drafter` or a device cannot be understood, or nothing would draft.
         UnsupportedModel: the drafter cannot be used, or not with this target.
     """
     target = resolve_model(settings.target)
+    drafter = resolve_drafter(settings.drafter, settings.target)
+    if settings.lookup_min_match == 0:
+        if drafter == LOOKUP:
+            raise SettingsError(f"drafter={LOOKUP!r} with lookup_min_match=0 drafts nothing; it must be at least 1")
+        return _load_model(settings, drafter, target)
+    return LookupDrafter(
+        None if drafter == LOOKUP else _load_model(settings, drafter, target),
+        min_match=settings.lookup_min_match,
+        num_slots=settings.cache_slots,
+        capacity=settings.max_context_tokens,
+        idle_seconds=settings.idle_seconds,
+        vocab_size=vocabulary_size(target),
+    )
+
+
+def _load_model(settings: DrafterSettings, drafter: str, target: str) -> CausalDrafter:
     options = model_options(settings)
-    if settings.drafter.startswith(_FIRST_LAYERS):
-        count = settings.drafter.removeprefix(_FIRST_LAYERS)
+    model: CausalModel | HiddenStateModel
+    if drafter.startswith(_FIRST_LAYERS):
+        count = drafter.removeprefix(_FIRST_LAYERS)
         if not count.isdecimal():
-            raise SettingsError(f"drafter={settings.drafter!r}: after {_FIRST_LAYERS} comes a number of layers")
+            raise SettingsError(f"drafter={drafter!r}: after {_FIRST_LAYERS} comes a number of layers")
         model = CausalModel.load(target, options, num_layers=int(count))
+    elif hidden_state_files.is_hidden_state_drafter(drafter):
+        model = hidden_state_files.load(drafter, target, options)
     else:
-        path = resolve_model(settings.drafter)
-        refuse_other_tokenizer(target=target, drafter=path)
-        model = CausalModel.load(path, options)
+        refuse_other_tokenizer(target=target, drafter=drafter)
+        model = CausalModel.load(drafter, options)
     publish_curves(
         environment.state_directory(),
         "drafter",

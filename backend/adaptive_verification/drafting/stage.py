@@ -1,4 +1,4 @@
-"""The drafter: proposes up to `DRAFT_LIMIT` tokens for each row with a causal language model of its own.
+"""The drafter: proposes up to `MODEL_DRAFT_LIMIT` tokens for each row with a causal language model of its own.
 
 It owns the model and its cache. Where a row asks for no drafts it only notes the tokens: the keys and values are
 computed when drafts are wanted again, at most `max_catch_up_tokens` a step, so a row without speculation costs
@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adaptive_verification.contract import COUPLED, Draft, DraftCost, StepRequest
+from adaptive_verification.drafting.handed_on_states import HandedOnStates
+from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.proposal import Keys, Proposal, propose
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.ragged_attention import Row
@@ -35,11 +37,12 @@ class _CatchUp:
 
 
 class CausalDrafter:
-    """Drafts autoregressively with any causal language model that shares the target's tokenizer."""
+    """Drafts autoregressively with any causal language model that shares the target's tokenizer, or with a network that
+    continues from the target's hidden states."""
 
     def __init__(
         self,
-        model: CausalModel,
+        model: CausalModel | HiddenStateModel,
         *,
         target_vocab_size: int,
         idle_seconds: float,
@@ -49,7 +52,9 @@ class CausalDrafter:
         """`target_vocab_size`: ids from there on, which padding of the drafter's embedding may add, are never
         drafted."""
         self._model = model
-        self._num_ids = min(target_vocab_size, model.vocab_size)
+        self._states = HandedOnStates(model) if isinstance(model, HiddenStateModel) else None
+        self._token_ids = model.token_ids if isinstance(model, HiddenStateModel) else None
+        self._num_ids = min(target_vocab_size, model.vocab_size if self._token_ids is None else len(self._token_ids))
         self._draft_top_k = min(draft_top_k, self._num_ids)
         self._max_catch_up_tokens = max_catch_up_tokens
         self._table = SequenceTable(model.num_slots, model.capacity, idle_seconds)
@@ -59,6 +64,8 @@ class CausalDrafter:
         """Proposes drafts for every row that asks for them and whose context is computed."""
         started = time.perf_counter()
         placements = place_rows(self._table, request, self._model.vocab_size)
+        if self._states is not None:
+            self._states.take(request, placements)
         rows = self._plan(request, placements)
         drafting = [row for row in rows if row.limit > 0]
         proposals: list[Proposal] = []
@@ -66,7 +73,7 @@ class CausalDrafter:
         if rows:
             logits = self._prefill(rows, len(drafting))
             if drafting:
-                sampler = _Sampler(request, drafting, self._draft_top_k, self._model.device)
+                sampler = _Sampler(request, drafting, self._draft_top_k, self._token_ids, self._model.device)
                 proposals.append(sampler.propose(logits[:, : self._num_ids], depth=0))
                 prefilled = time.perf_counter()
                 proposals += self._extend(drafting, sampler, proposals[0])
@@ -84,12 +91,13 @@ class CausalDrafter:
         """The rows to compute, deepest first: at each depth those that still draft are then the first ones."""
         budget = self._max_catch_up_tokens
         rows = []
-        for index, (placement, limit) in enumerate(zip(placements, request.draft_limit.tolist(), strict=True)):
+        limits = torch.minimum(request.draft_limit, request.model_draft_limit).tolist()
+        for index, (placement, limit) in enumerate(zip(placements, limits, strict=True)):
             sequence = placement.sequence
             if sequence is None or limit <= 0:
                 continue
             limit = min(limit, self._model.capacity - sequence.confirmed_length)
-            if limit <= 0:
+            if limit <= 0 or (self._states is not None and sequence.states_length < sequence.confirmed_length - 1):
                 continue
             # the last token's logits are wanted, so it is computed, cached or not
             sequence.computed_length = min(sequence.computed_length, sequence.confirmed_length - 1)
@@ -105,7 +113,7 @@ class CausalDrafter:
         batch = [Row(row.sequence.slot, row.sequence.computed_length, len(row.tokens)) for row in rows]
         token_ids = torch.tensor([token for row in rows for token in row.tokens])
         last_place = torch.tensor([len(row.tokens) for row in rows]).cumsum(0) - 1
-        logits = self._model.forward(token_ids, batch, last_place[: max(num_drafting, 1)].to(self._model.device))
+        logits = self._model.forward(token_ids, batch, last_place[:num_drafting].to(self._model.device))
         for row in rows:
             row.sequence.mark_computed(row.sequence.computed_length + len(row.tokens), [])
         return logits
@@ -131,6 +139,7 @@ class CausalDrafter:
             return Draft(
                 drafted_count=drafted_count,
                 draft_status=statuses,
+                draft_match_length=torch.zeros_like(drafted_count),
                 draft_tokens=nothing,
                 draft_log_odds=torch.empty(0),
                 candidate_count=nothing,
@@ -150,10 +159,13 @@ class CausalDrafter:
         log_odds = _stack([proposal.log_odds for proposal in proposals])[in_row_order][is_draft]
         is_candidate = q_probs > 0
         for row, drafts in zip(drafting, _stack([p.tokens for p in proposals]).tolist(), strict=True):
-            row.sequence.mark_computed(row.sequence.confirmed_length, drafts[: row.limit - 1])
+            # drafts that followed from the drafter's own states are computed again, from the target's
+            computed_drafts = drafts[: row.limit - 1] if self._states is None else []
+            row.sequence.mark_computed(row.sequence.confirmed_length, computed_drafts)
         return Draft(
             drafted_count=drafted_count,
             draft_status=statuses,
+            draft_match_length=torch.zeros_like(drafted_count),
             draft_tokens=tokens[is_draft].to("cpu", torch.int32),
             draft_log_odds=log_odds.to(torch.float32),
             candidate_count=is_candidate.sum(-1).to("cpu", torch.int32),
@@ -166,7 +178,14 @@ class CausalDrafter:
 class _Sampler:
     """The drafting rows' sampling settings, on the model's device."""
 
-    def __init__(self, request: StepRequest, drafting: list[_CatchUp], draft_top_k: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        request: StepRequest,
+        drafting: list[_CatchUp],
+        draft_top_k: int,
+        token_ids: Tensor | None,
+        device: torch.device,
+    ) -> None:
         index = torch.tensor([row.index for row in drafting])
         self._temperature = request.temperature[index].to(device)
         self._top_k = request.top_k[index].to(device, torch.int64)
@@ -175,6 +194,7 @@ class _Sampler:
         self._coupled = (request.acceptance[index] == COUPLED).to(device)
         self._block = torch.tensor([row.sequence.confirmed_length for row in drafting], device=device)
         self._draft_top_k = draft_top_k
+        self._token_ids = token_ids
 
     def propose(self, logits: Tensor, depth: int) -> Proposal:
         """One draft of each of the first rows, as many as there are logits."""
@@ -185,6 +205,7 @@ class _Sampler:
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],
             draft_top_k=self._draft_top_k,
+            token_ids=self._token_ids,
             keys=Keys(self._seed[rows], self._block[rows], depth, self._coupled[rows]),
         )
 

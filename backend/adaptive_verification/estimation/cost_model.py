@@ -204,9 +204,15 @@ class LiveCurve:
 
 
 class CostModel:
-    """The curves of one chain. Without all three of them nothing is known, and nothing is trimmed."""
+    """The curves of one chain. Without all three of them nothing is known, and nothing is trimmed.
 
-    def __init__(self, curves: Mapping[str, CostCurve] | None = None) -> None:
+    Args:
+        curves: measured ones.
+        has_drafting_model: False: drafting costs nothing, and has no curves.
+    """
+
+    def __init__(self, curves: Mapping[str, CostCurve] | None = None, *, has_drafting_model: bool = True) -> None:
+        self._has_drafting_model = has_drafting_model
         self._curves: dict[str, LiveCurve] = {}
         self.measured(curves or {})
         self.other_ms = 0.0
@@ -214,7 +220,8 @@ class CostModel:
 
     @property
     def ready(self) -> bool:
-        return all(name in self._curves for name in (VERIFY, DRAFT_PREFILL, DRAFT_EXTEND))
+        needed = (VERIFY, DRAFT_PREFILL, DRAFT_EXTEND) if self._has_drafting_model else (VERIFY,)
+        return all(name in self._curves for name in needed)
 
     @property
     def curves(self) -> Mapping[str, LiveCurve]:
@@ -248,7 +255,9 @@ class CostModel:
         return self._curves[VERIFY].at_all(tokens) + self.other_ms
 
     def draft_ms(self, prefill_tokens: int, rows: int, deepest: int) -> list[float]:
-        """Milliseconds of drafting `rows` rows 0, 1, ... `deepest` deep."""
+        """Milliseconds of drafting `rows` rows 0, 1, ... `deepest` deep with the model."""
+        if not self._has_drafting_model:
+            return [0.0] * (deepest + 1)
         first = self._curves[DRAFT_PREFILL].at(prefill_tokens)
         further = self._curves[DRAFT_EXTEND].at(rows)
         return [0.0, *(first + depth * further for depth in range(deepest))]

@@ -19,7 +19,13 @@ ROWS_PER_EXPLORING_ROW = 8
 """In an exploring step, one row in so many (at least one) drafts to the full depth and keeps all its drafts."""
 
 
-def best_depth(survivals: NDArray[Any], rows: int, verify_ms: NDArray[np.float64], draft_ms: Sequence[float]) -> int:
+def best_depth(
+    survivals: NDArray[Any],
+    rows: int,
+    verify_ms: NDArray[np.float64],
+    draft_ms: Sequence[float],
+    other_tokens: float = 0.0,
+) -> int:
     """The draft depth, the same for all rows, that gives the most expected tokens per millisecond.
 
     The next blocks are taken to be like those of a sample, each of which stands for `rows / M` of them. Their spread
@@ -27,9 +33,10 @@ def best_depth(survivals: NDArray[Any], rows: int, verify_ms: NDArray[np.float64
 
     Args:
         survivals: `[M, K]`, a sample of blocks, never rising along a row.
-        rows: rows of the step.
+        rows: rows of the step that draft so deep.
         verify_ms: `[M * K + 1]`, cost of everything but drafting when 0, 1, 2, ... drafts of the sample are verified.
         draft_ms: `[K + 1]`, cost of drafting 0, 1, ... K deep.
+        other_tokens: expected of the step's other rows, which wait as long.
 
     Returns:
         0 to K. 0 is a normal answer; so is, of equally good depths, the smallest.
@@ -37,10 +44,11 @@ def best_depth(survivals: NDArray[Any], rows: int, verify_ms: NDArray[np.float64
     sample, deepest = survivals.shape
     slots = best_slots(survivals, np.full(sample, deepest))
     drafted = slots // sample < np.arange(1, deepest + 1)[:, None]  # [K, M * K]: the best slots there when so deep
-    tokens = rows + (survivals.T.ravel()[slots] * drafted).cumsum(1) * (rows / sample)
+    certain = rows + other_tokens
+    tokens = certain + (survivals.T.ravel()[slots] * drafted).cumsum(1) * (rows / sample)
     rates = tokens / (verify_ms[drafted.cumsum(1)] + np.asarray(draft_ms[1:])[:, None])
     best_rates = rates.max(1, initial=0.0)  # [K], over the budget
-    return int(np.concatenate([[rows / (verify_ms[0] + draft_ms[0])], best_rates]).argmax())
+    return int(np.concatenate([[certain / (verify_ms[0] + draft_ms[0])], best_rates]).argmax())
 
 
 def exploring_rows(step: int, num_rows: int, interval: int) -> range | tuple[int, ...]:

@@ -43,6 +43,9 @@ METRICS = (
     _counter_by_position("drafted_tokens", "Draft tokens by position"),
     _counter_by_position("admitted_tokens", "Draft tokens admitted to verification, by position"),
     _counter_by_position("accepted_tokens", "Draft tokens accepted by the target, by position"),
+    _counter("looked_up_drafted_tokens", "Draft tokens that were looked up in their own sequences"),
+    _counter("looked_up_admitted_tokens", "Those of them admitted to verification"),
+    _counter("looked_up_accepted_tokens", "Those of them accepted by the target"),
     _gauge("budget", "Draft tokens that the last step would verify at most"),
     _gauge("planned_depth", "Draft tokens per sequence planned by the last step"),
     _gauge("slope", "Coefficient of the draft's feature"),
@@ -126,6 +129,8 @@ def _values(present: EstimatorReport) -> Iterator[tuple[str, str, float | None]]
     The steps come last: whoever sees their number sees everything else as of that step.
     """
     yield "av_estimator_refits_total", "", present.refits
+    for kind in ("drafted", "admitted", "accepted"):
+        yield f"av_estimator_looked_up_{kind}_tokens_total", "", getattr(present.lookup, kind)
     yield "av_estimator_budget", "", present.budget
     yield "av_estimator_planned_depth", "", present.depth
     yield "av_estimator_slope", "", present.slope

@@ -4,7 +4,7 @@
                   it EAGLE-2's survival, `drafter_score` that of a trained confidence head
     off           everything that is drafted
     fixed_length  the first N drafts of each row
-    threshold     a row's drafts until q_max falls below a threshold: the rule of Draft & Verify
+    threshold     a row's drafts until q_max falls below a threshold: the rule of Draft & Verify (looked up, q is 1)
 
 A policy sees one step's `Block` and keeps no state of its own but counters for display.
 """
@@ -38,9 +38,11 @@ class Block:
     """`[rows, k]`, as the drafter sent them, clean."""
     survival: NDArray[np.float32]
     """`[rows, k]`, of this block; may only rank, unless the block is settled."""
+    looked_up: NDArray[np.bool_]
+    """`[rows]` bool: rows whose drafts cost no drafting; known before the block was drafted, as all that follows."""
 
     limits: NDArray[np.int64]
-    """`[rows]` int64, drafts that each row could have had; known before the block was drafted, as all that follows."""
+    """`[rows]` int64, drafts that each row could have had."""
     expected_survival: NDArray[np.float32]
     """`[rows, K]`, of this block."""
     exploring: NDArray[np.bool_]
@@ -113,7 +115,7 @@ class Threshold:
 
     def decide(self, block: Block) -> Decision:
         is_drafted = np.arange(block.log_odds.shape[1]) < block.counts[:, None]
-        confident = is_drafted & (block.log_odds >= self._least_log_odds)
+        confident = is_drafted & ((block.log_odds >= self._least_log_odds) | block.looked_up[:, None])
         return _same_for_all(block, confident.cumprod(1).sum(1), self._deepest)
 
 
@@ -131,7 +133,7 @@ class Adaptive:
         budget = self._budget(block)
         admitted = admit(block.survival, np.where(block.exploring, 0, block.counts), budget)
         admitted = np.where(block.exploring, block.counts, admitted)
-        depth = self._depth(block)
+        depth = self._depth(block, admitted)
         # The full plan is no limit at all, so a caller that would draft deeper still shows it.
         next_limit = np.full_like(block.counts, depth if depth < block.recent_survival.shape[1] else self._deepest)
         explores = np.zeros_like(block.exploring)
@@ -149,19 +151,32 @@ class Adaptive:
         most, all_limits = int(competing.sum()), int(limits.sum())
         if most == 0:
             return 0
-        depth = int(limits.max())
         step_ms = self._costs.verify_ms(block.base_tokens + all_limits - most + np.arange(most + 1))
-        step_ms += self._costs.draft_ms(block.base_tokens, np.count_nonzero(limits), depth)[depth]
-        return best_budget(survivals[:, :depth], competing, block.sampling_rows, step_ms)
+        step_ms += self._drafting_ms(block, limits)
+        return best_budget(survivals[:, : limits.max()], competing, block.sampling_rows, step_ms)
 
-    def _depth(self, block: Block) -> int:
-        rows = block.sampling_rows or len(block.counts)
+    def _drafting_ms(self, block: Block, limits: NDArray[np.int64]) -> float:
+        models = limits[~block.looked_up]
+        depth = int(models.max(initial=0))
+        base_tokens = block.base_tokens - np.count_nonzero(block.looked_up)
+        return self._costs.draft_ms(base_tokens, np.count_nonzero(models), depth)[depth]
+
+    def _depth(self, block: Block, admitted: NDArray[np.int64]) -> int:
+        """Of the rows that a model drafts, of which the next step has as many as this one, or one."""
+        looked_up = block.looked_up
+        others = np.count_nonzero(looked_up)
+        rows = (block.sampling_rows or len(block.counts)) - others or min(others, 1)
         sample, deepest = block.recent_survival.shape
         if rows == 0 or deepest == 0:
             return deepest
         base_tokens = rows + block.fill_tokens
-        verify_ms = self._costs.verify_ms(base_tokens + np.arange(sample * deepest + 1) * (rows / sample))
-        return best_depth(block.recent_survival, rows, verify_ms, self._costs.draft_ms(base_tokens, rows, deepest))
+        others_tokens = others + admitted[looked_up].sum()
+        is_admitted = np.arange(block.survival.shape[1]) < admitted[looked_up, None]
+        others_expected = others + float(block.survival[looked_up].sum(where=is_admitted))
+        drafts = np.arange(sample * deepest + 1) * (rows / sample)
+        verify_ms = self._costs.verify_ms(base_tokens + others_tokens + drafts)
+        draft_ms = self._costs.draft_ms(base_tokens, rows, deepest)
+        return best_depth(block.recent_survival, rows, verify_ms, draft_ms, others_expected)
 
 
 def _same_for_all(block: Block, admitted: NDArray[np.int64], next_limit: int) -> Decision:

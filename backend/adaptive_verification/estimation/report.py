@@ -11,6 +11,15 @@ from adaptive_verification.estimation.stage import ACCEPTED, ADMITTED, DRAFTED, 
 
 
 @dataclass(frozen=True)
+class LookupReport:
+    """Looked-up drafts of all positions since the state began; the positions' counts have them too."""
+
+    drafted: int
+    admitted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
 class PositionReport:
     """One draft position. Drafts are counted since the state began, the calibration fades."""
 
@@ -36,6 +45,7 @@ class EstimatorReport:
     calibration: CalibrationReport
     positions: tuple[PositionReport, ...]
     """Those up to the deepest that was ever drafted."""
+    lookup: LookupReport
 
 
 def report(stage: EstimatorStage) -> EstimatorReport:
@@ -62,4 +72,5 @@ def report(stage: EstimatorStage) -> EstimatorReport:
             )
             for position in range(num_positions)
         ),
+        lookup=LookupReport(*(int(stage.looked_up_counts[kind]) for kind in (DRAFTED, ADMITTED, ACCEPTED))),
     )

@@ -33,13 +33,16 @@ class SequenceMemory:
         """Confirmed tokens when the last block was drafted."""
         self.admitted = np.zeros(capacity, dtype=np.int64)
         """Drafts of the last block that await their labels."""
+        self.match_length = np.zeros(capacity, dtype=np.int64)
+        """Of the last block where it was looked up; 0: it was drafted by a model."""
         self.exploring = np.zeros(capacity, dtype=bool)
         """Whether the next block keeps all its drafts."""
         self.log_odds = np.zeros((capacity, num_positions), dtype=np.float32)
-        """Of the last block, as the next three."""
+        """Of the last block, as the next two."""
         self.prediction = np.zeros((capacity, num_positions), dtype=np.float32)
         self.history = np.zeros(capacity, dtype=np.float32)
         self.survival = np.zeros((capacity, num_positions), dtype=np.float32)
+        """Of the last block that a model drafted, or could have."""
         self.residual_sum = np.zeros(capacity, dtype=np.float32)
         self.information_sum = np.zeros(capacity, dtype=np.float32)
 

@@ -1,8 +1,8 @@
 """The estimator of the chain: folds in labels and costs, scores every draft, trims across the batch, plans the depth.
 
 A step's order matters for losslessness: everything that the budget rests on (fit, expectations, costs, exploration) is
-fixed by earlier steps before the block's own scores are looked at, and those only rank. A step of coupled rows
-alone needs no such care.
+fixed by earlier steps before the block's own scores are looked at, and those only rank. A step of coupled rows alone
+needs no such care. Looked-up drafts are judged by `lookup_rates`, all others by the fit; each learns from its own.
 
 It knows the contract's messages and this folder's parts, nothing of models, caches or Triton.
 """
@@ -36,12 +36,13 @@ from adaptive_verification.estimation.cost_model import CostCurve, CostModel, re
 from adaptive_verification.estimation.evidence import history_feature, history_increments
 from adaptive_verification.estimation.expectation import Expectation
 from adaptive_verification.estimation.features import clean_log_odds, serving_feature
+from adaptive_verification.estimation.lookup_rates import LookupRates
 from adaptive_verification.estimation.online_fit import OnlineFit
 from adaptive_verification.estimation.policy import Block, make_policy
 from adaptive_verification.estimation.recording import Recorder
 from adaptive_verification.estimation.sequences import SequenceMemory
 from adaptive_verification.estimation.state import StateFile
-from adaptive_verification.settings import EstimatorSettings
+from adaptive_verification.settings import LOOKUP, EstimatorSettings
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ STEPS_BETWEEN_DIRECTORY_READS = 64
 COLD_REFITS = 3
 """So many refits make a fit of the first guess: each moves it by one damped Newton step."""
 DRAFTED, ADMITTED, ACCEPTED = range(3)
-"""Rows of `EstimatorStage.counts`."""
+"""Rows of `EstimatorStage.counts`, places of `looked_up_counts`."""
 
 
 class EstimatorStage:
@@ -87,10 +88,13 @@ class EstimatorStage:
             refit_interval=settings.refit_interval,
             damping_labels=settings.damping_labels,
         )
-        self.costs = CostModel(curves)
+        self.lookup_rates = LookupRates(num_positions, settings.refit_interval)
+        self.costs = CostModel(curves, has_drafting_model=settings.drafter != LOOKUP)
         self.calibration = Calibration(num_positions, settings.calibration_half_life_steps)
         self.counts = np.zeros((3, num_positions), dtype=np.int64)
         """`[kind, position]`: DRAFTED, ADMITTED and ACCEPTED drafts since the state began."""
+        self.looked_up_counts = np.zeros(3, dtype=np.int64)
+        """`[kind]`: those of them that were looked up."""
         self.steps = 0
         self.last_budget = 0
         self.last_depth = num_positions
@@ -139,16 +143,18 @@ class EstimatorStage:
             self._fold_labels(request, slots, confirmed_tokens)
             self._observe_costs(request.previous_cost, draft.draft_cost, started)
 
-        block = self._score(request, draft, slots, confirmed_tokens)
+        match_length = np.where(draft.drafted_count.numpy() > 0, draft.draft_match_length.numpy(), 0).astype(np.int64)
+        block = self._score(request, draft, slots, confirmed_tokens, match_length)
         decision = self._policy.decide(block)
 
         admitted = decision.admitted
         self._memory.has_block[slots] = True
         self._memory.confirmed_tokens[slots] = confirmed_tokens
         self._memory.admitted[slots] = admitted
+        self._memory.match_length[slots] = match_length
         self._memory.exploring[slots] = decision.explores_next
-        self._count(DRAFTED, block.counts)
-        self._count(ADMITTED, admitted)
+        self._count(DRAFTED, block.counts, match_length > 0)
+        self._count(ADMITTED, admitted, match_length > 0)
         self.last_budget, self.last_depth = decision.budget, decision.depth
         self.steps += 1
         self._last_start = started
@@ -177,13 +183,15 @@ class EstimatorStage:
         rows = np.flatnonzero(
             (accepted_count >= 0) & (accepted_count <= admitted) & (admitted > 0) & (grown == accepted_count + 1)
         )
-        slots, admitted, accepted_count = slots[rows], admitted[rows], accepted_count[rows]
-        self._count(ACCEPTED, accepted_count)
-        position = np.arange(admitted.max(initial=0))
-        accepted = (position < accepted_count[:, None]).astype(np.float32)
-        labelled = (position < np.minimum(accepted_count + 1, admitted)[:, None]).astype(np.float32)
+        match_length = memory.match_length[slots[rows]]
+        self._count(ACCEPTED, accepted_count[rows], match_length > 0)
+        looked_up, rows = rows[match_length > 0], rows[match_length == 0]
+        self.lookup_rates.fold(match_length[match_length > 0], *_labels(accepted_count[looked_up], admitted[looked_up]))
 
-        log_odds, prediction = memory.log_odds[slots, : position.size], memory.prediction[slots, : position.size]
+        slots, admitted, accepted_count = slots[rows], admitted[rows], accepted_count[rows]
+        accepted, labelled = _labels(accepted_count, admitted)
+        depth = accepted.shape[1]
+        log_odds, prediction = memory.log_odds[slots, :depth], memory.prediction[slots, :depth]
         if self._recorder is not None:
             self._recorder.add_step(request.sequence_id.numpy()[rows], log_odds, admitted, accepted_count)
         feature = self._from_log_odds(torch.from_numpy(log_odds)).numpy()
@@ -217,17 +225,28 @@ class EstimatorStage:
             self.costs.observe_other(max(0.0, (now - self._last_start) * 1e3 - in_stages))
 
     def _score(
-        self, request: StepRequest, draft: Draft, slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]
+        self,
+        request: StepRequest,
+        draft: Draft,
+        slots: NDArray[np.int64],
+        confirmed_tokens: NDArray[np.int64],
+        match_length: NDArray[np.int64],
     ) -> Block:
-        """This step's predictions, beside all that was known before; remembers them for the next step."""
+        """This step's predictions, beside all that was known before; remembers them for the next step.
+
+        Whether a row was looked up, with which match and how many drafts, follows from its confirmed tokens. So that
+        row's own survival and count were known before its block, and are what it is expected to have.
+        """
         memory, deepest = self._memory, self.settings.max_draft_tokens
         served = draft.draft_status.numpy() == STATUS_OK
         asked = np.where(served, request.draft_limit.numpy(), FILL_ONLY)
-        limits = asked.clip(0, deepest).astype(np.int64)
         drafted = draft.drafted_count.numpy().astype(np.int64)
         counts = np.minimum(drafted, deepest)
+        looked_up = match_length > 0
+        limits = np.minimum(asked, request.model_draft_limit.numpy()).clip(0, deepest).astype(np.int64)
+        limits = np.where(looked_up, counts, limits)
         depth = int(max(counts.max(initial=0), limits.max(initial=0)))
-        self._deepest_asked = max(self._deepest_asked, depth)
+        self._deepest_asked = max(self._deepest_asked, min(int(asked.max(initial=0)), deepest))
         new_tokens = self._uncached_tokens(request.token_count.numpy(), slots, confirmed_tokens)
 
         log_odds = clean_log_odds(torch.from_numpy(_padded(draft.draft_log_odds.numpy(), drafted, depth)))  # [rows, k]
@@ -235,19 +254,21 @@ class EstimatorStage:
         history = history_feature(memory.residual_sum[slots], memory.information_sum[slots])
         predict = self.fit.predict if self.is_fitted else _unfitted
         prediction = predict(self._design(feature, history)).numpy()
+        prediction[looked_up] = self.lookup_rates.predict(match_length[looked_up], depth)
         is_drafted = np.arange(depth) < counts[:, None]
-        expected_survival = memory.survival[slots]
         whole_survival = survival(self._expectation.whole_block(prediction, is_drafted))
-        self._expectation.add(prediction, is_drafted, whole_survival)
+        expected_survival = np.where(looked_up[:, None], whole_survival, memory.survival[slots])
+        self._expectation.add(prediction, is_drafted & ~looked_up[:, None], whole_survival)
 
         memory.log_odds[slots, :depth] = log_odds.numpy()
         memory.prediction[slots, :depth] = prediction
         memory.history[slots] = history
-        memory.survival[slots] = whole_survival
+        memory.survival[slots[~looked_up]] = whole_survival[~looked_up]
         return Block(
             counts=counts,
             log_odds=log_odds.numpy(),
             survival=whole_survival[:, :depth],
+            looked_up=looked_up,
             limits=limits,
             expected_survival=expected_survival,
             exploring=memory.exploring[slots],
@@ -281,11 +302,12 @@ class EstimatorStage:
         assert self._feature.from_log_odds is not None  # `serving_feature` refuses others
         return self._feature.from_log_odds(log_odds)
 
-    def _count(self, kind: int, counts: NDArray[Any]) -> None:
-        """Adds rows' counts to the counters by position."""
+    def _count(self, kind: int, counts: NDArray[Any], looked_up: NDArray[np.bool_]) -> None:
+        """Adds rows' counts to the counters."""
         deepest = self.counts.shape[1]
         rows_by_count = np.bincount(counts, minlength=deepest + 1)
         self.counts[kind] += len(counts) - rows_by_count.cumsum()[:deepest]
+        self.looked_up_counts[kind] += counts[looked_up].sum()
 
     def _fingerprint(self) -> dict[str, Any]:
         settings = self.settings
@@ -296,11 +318,13 @@ class EstimatorStage:
         """What a restart brings back. Sequences are not kept: their labels would come from another life."""
         return {
             "fit": self.fit.state_dict(),
+            "lookup_rates": self.lookup_rates.state_dict(),
             "costs": self.costs.state_dict(),
             "calibration": self.calibration.state_dict(),
             "expectation": self._expectation.state_dict(),
             "steps": self.steps,
             "counts": self.counts.tolist(),
+            "looked_up_counts": self.looked_up_counts.tolist(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -320,12 +344,18 @@ class EstimatorStage:
         counts = np.asarray(state["counts"], dtype=np.int64)
         if counts.shape != self.counts.shape:
             raise ValueError(f"counts must be {list(self.counts.shape)} numbers")
+        # files from before drafts were looked up have neither counts nor rates of them
+        looked_up_counts = np.asarray(state.get("looked_up_counts", [0, 0, 0]), dtype=np.int64)
+        if looked_up_counts.shape != self.looked_up_counts.shape:
+            raise ValueError("looked_up_counts must be 3 numbers")
+        if "lookup_rates" in state:
+            self.lookup_rates.load_state_dict(state["lookup_rates"])
         self.fit.load_state_dict(state["fit"])
         self.costs.load_state_dict(state["costs"])
         self.calibration.load_state_dict(state["calibration"])
         self._expectation.load_state_dict(state["expectation"])
         self.steps = int(state["steps"])
-        self.counts = counts
+        self.counts, self.looked_up_counts = counts, looked_up_counts
 
     def close(self) -> None:
         """Writes the state, where it is kept, and ends a recording. At unload."""
@@ -333,6 +363,16 @@ class EstimatorStage:
             self._recorder.close()
         if self._file is not None:
             self._file.close(self.state_dict())
+
+
+def _labels(
+    accepted_count: NDArray[np.int32], admitted: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Of rows' admitted drafts `[rows, k]`: which the target accepted, and which it decided; 0 or 1."""
+    position = np.arange(admitted.max(initial=0))
+    accepted = position < accepted_count[:, None]
+    labelled = position < np.minimum(accepted_count + 1, admitted)[:, None]
+    return accepted.astype(np.float32), labelled.astype(np.float32)
 
 
 def _padded(values: NDArray[np.float32], counts: NDArray[np.int64], depth: int) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ says so, by the arguments its layers pass, and by comparing a small packed forwa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from adaptive_verification.errors import UnsupportedModel
+from adaptive_verification.forward.hidden_states import HiddenStates
+from adaptive_verification.forward.linear import use_fastest_linear
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row
 
 ATTENTION_NAME = "adaptive_verification_ragged"
@@ -65,8 +68,11 @@ class ModelOptions:
 class CausalModel:
     """A causal language model with its slot cache."""
 
-    def __init__(self, model: PreTrainedModel, options: ModelOptions) -> None:
+    def __init__(self, model: PreTrainedModel, options: ModelOptions, hidden_layers: Sequence[int] = ()) -> None:
         """Takes a model that is in place (device, type, eval mode).
+
+        Args:
+            hidden_layers: whose outputs `hidden_states` gives after a forward, see `forward.hidden_states`.
 
         Raises:
             UnsupportedModel: packed attention would not compute what the model computes by itself.
@@ -80,7 +86,7 @@ class CausalModel:
         self.capacity = options.max_context_tokens
         reference = _probe_reference(model)
         model.set_attn_implementation(ATTENTION_NAME)
-        key_dim, value_dim, kv_heads = _attention_dimensions(model)
+        key_dim, value_dim, kv_heads = attention_dimensions(lambda attention: _run_token(model, attention))
 
         def new_cache(num_slots: int, capacity: int) -> KVCache:
             return KVCache(
@@ -94,11 +100,16 @@ class CausalModel:
                 device=options.device,
             )
 
+        use_fastest_linear(model)
         _check_probe(model, reference, new_cache(len(_PROBE_LENGTHS), max(_PROBE_LENGTHS)))
         self.cache = new_cache(options.num_slots, options.max_context_tokens)
+        self.hidden_layers = tuple(hidden_layers)
+        self._hidden_states = HiddenStates(model, hidden_layers)
 
     @classmethod
-    def load(cls, path: str, options: ModelOptions, num_layers: int | None = None) -> CausalModel:
+    def load(
+        cls, path: str, options: ModelOptions, num_layers: int | None = None, hidden_layers: Sequence[int] = ()
+    ) -> CausalModel:
         """Loads from a directory or hub name, optionally only the first `num_layers` layers with the model's own head.
 
         Raises:
@@ -109,7 +120,7 @@ class CausalModel:
             _keep_first_layers(config, num_layers)
             transformers.logging.set_verbosity_error()  # the other layers' weights are unused on purpose
         model: Any = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=options.dtype)
-        return cls(model.to(options.device).eval(), options)
+        return cls(model.to(options.device).eval(), options, hidden_layers)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, rows: list[Row], logits_at: Tensor | None) -> Tensor:
@@ -123,6 +134,11 @@ class CausalModel:
             `[m, vocab]` logits in the model's type.
         """
         return _packed_forward(self._model, self.cache, token_ids, rows, logits_at)
+
+    def hidden_states(self) -> Tensor:
+        """The last forward's hidden states `[T, width]` of `hidden_layers`, of which there must be some, side by
+        side."""
+        return self._hidden_states.take()
 
 
 def _packed_forward(
@@ -180,23 +196,34 @@ def _keep_first_layers(config: PretrainedConfig, num_layers: int) -> None:
         text_config.layer_types = text_config.layer_types[:num_layers]
 
 
-def _attention_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
-    """(key dim, value dim, kv heads), seen rather than guessed: from what the layers hand to attention."""
-    seen: list[tuple[int, int, int]] = []
+def _run_token(model: PreTrainedModel, attention: object) -> None:
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with torch.inference_mode():
+        model(input_ids=token, position_ids=token, use_cache=False, ragged=attention)
+
+
+def attention_dimensions(run: Callable[[object], None]) -> tuple[int, int, int]:
+    """(key dim, value dim, kv heads), seen rather than guessed: from what the layers hand to attention.
+
+    Args:
+        run: a forward of one token with the given object as `ragged`.
+
+    Raises:
+        UnsupportedModel: the layers differ, or do not come here.
+    """
+    seen: set[tuple[int, int, int]] = set()
 
     class _Spy:
         capacity = 0
 
         def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-            seen.append((key.shape[-1], value.shape[-1], key.shape[1]))
+            seen.add((key.shape[-1], value.shape[-1], key.shape[1]))
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
 
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    with torch.inference_mode():
-        model(input_ids=token, position_ids=token, use_cache=False, ragged=_Spy())
-    if not seen or len(set(seen)) != 1:
-        raise UnsupportedModel(f"{type(model).__name__} does not have one attention shape in all layers: {set(seen)}")
-    return seen[0]
+    run(_Spy())
+    if len(seen) != 1:
+        raise UnsupportedModel(f"the model does not have one attention shape in all layers: {sorted(seen)}")
+    return seen.pop()
 
 
 _PROBE_LENGTHS = (5, 8)

@@ -62,11 +62,11 @@ class KVCache:
         device: torch.device,
     ) -> None:
         shape = (num_slots, num_kv_heads, capacity)
-        self.keys = [_zeros((*shape, key_dim), dtype, device) for _ in range(num_layers)]
-        self.values = [_zeros((*shape, value_dim), dtype, device) for _ in range(num_layers)]
+        self.keys = [zeros((*shape, key_dim), dtype, device) for _ in range(num_layers)]
+        self.values = [zeros((*shape, value_dim), dtype, device) for _ in range(num_layers)]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros. On a CPU the system's own zero pages, which take memory only as they are written (`torch.zeros`
     writes)."""
     if device.type != "cpu":

@@ -25,6 +25,8 @@ class CachedSequence:
     confirmed_length: int = 0
     computed_length: int = 0
     """Keys and values are valid for the first so many positions; less than the confirmed ones where a stage lags."""
+    states_length: int = 0
+    """Hidden states of the first so many positions are known, where a stage keeps any."""
     last_used: float = 0.0
 
     def missing_tokens(self) -> list[int]:
@@ -42,6 +44,7 @@ class CachedSequence:
         self.tokens[context_length:] = tokens
         self.confirmed_length = len(self.tokens)
         self.computed_length = min(self.computed_length, context_length + agreed)
+        self.states_length = min(self.states_length, context_length + agreed)
 
     def mark_computed(self, length: int, drafts: list[int]) -> None:
         """Says after a forward: the first `length` confirmed tokens are computed, and these drafts after all of

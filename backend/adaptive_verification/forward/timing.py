@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from adaptive_verification.estimation.cost_model import CostCurve, measure_curve
-from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.ragged_attention import Row
 
 _CONTEXT_TOKENS = 128
 """Cached tokens of each timed row: an ordinary chat turn. Longer contexts show in the live times."""
 _MAX_ROWS = 64
+
+
+class SlotModel(Protocol):
+    """What can be timed: a model whose forward takes packed rows of cache slots."""
+
+    num_slots: int
+    capacity: int
+    device: torch.device
+
+    def forward(self, token_ids: Tensor, rows: list[Row], logits_at: Tensor | None) -> Tensor: ...
 
 
 def sizes_up_to(largest: int) -> list[int]:
@@ -21,7 +32,7 @@ def sizes_up_to(largest: int) -> list[int]:
     return [*sizes, largest]
 
 
-def time_forward(model: CausalModel, sizes: Sequence[int], *, logits_everywhere: bool) -> CostCurve:
+def time_forward(model: SlotModel, sizes: Sequence[int], *, logits_everywhere: bool) -> CostCurve:
     """Milliseconds of one forward by its number of tokens, spread over at most 64 rows.
 
     Uses the model's cache as scratch space, so it must not hold anything yet.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from adaptive_verification.contract import hidden_states
 from adaptive_verification.contract.messages import (
     COUPLED,
     FILL_ONLY,
@@ -130,7 +131,7 @@ class Scheduler:
         while self._waiting and self.num_live < self._settings.max_live_sequences:
             sequence_id = next(iter(self._waiting))
             sequence = self._live[sequence_id] = self._waiting.pop(sequence_id)
-            sequence.next_draft_limit = self._advised_draft_limit
+            sequence.model_draft_limit = self._advised_draft_limit
         prompt_tokens = self._share_prompt_budget()
         rows = []
         for sequence in self._live.values():
@@ -181,6 +182,7 @@ class Scheduler:
             token_count=_int32([row.token_count for row in step.rows]),
             tokens=_int32(tokens),
             draft_limit=_int32([row.draft_limit for row in step.rows]),
+            model_draft_limit=_int32([sequence.model_draft_limit for sequence in sequences]),
             temperature=_float32([sampling.temperature for sampling in samplings]),
             top_p=_float32([sampling.top_p for sampling in samplings]),
             top_k=_int32([sampling.top_k for sampling in samplings]),
@@ -188,6 +190,7 @@ class Scheduler:
             acceptance=_int32([ACCEPTANCE[sampling.acceptance] for sampling in samplings]),
             previous_accepted=_int32([sequence.previous_accepted for sequence in sequences]),
             previous_cost=self._previous_cost,
+            **hidden_states.for_rows([sequence.hidden_states for sequence in sequences]),
             release=_int64(step.release),
             evidence_key=self._evidence_key,
         )
@@ -210,6 +213,8 @@ class Scheduler:
             next_draft_limits
         ):  # the plan, for sequences that are new; rows that shall explore are advised more than that
             self._advised_draft_limit = min(next_draft_limits)
+        for row, states in zip(step.rows, hidden_states.of_rows(result), strict=True):
+            row.sequence.hidden_states = states
         start = 0
         for row, output_count, status, admitted_count, next_draft_limit in zip(
             step.rows,
@@ -250,7 +255,7 @@ class Scheduler:
             self._end(sequence, error=error)
             return
         num_accepted = len(output) - 1
-        sequence.next_draft_limit = next_draft_limit
+        sequence.model_draft_limit = next_draft_limit
         # The two methods accept with different probabilities, and the estimator learns those of one.
         teaches = admitted_count and sequence.request.sampling.acceptance == self._settings.acceptance
         sequence.previous_accepted = num_accepted if teaches else NO_LABEL

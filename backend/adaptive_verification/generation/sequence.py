@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from adaptive_verification.contract.hidden_states import NO_STATES, RowStates
 from adaptive_verification.contract.messages import NO_LABEL
 from adaptive_verification.generation.request import GenerationRequest
 from adaptive_verification.generation.response import FinishReason
@@ -31,9 +32,11 @@ class Sequence:
     """Tokens that the stages have computed."""
     fill_length: int = field(init=False)
     """Tokens before which the sequence fills the caches under the prompt budget; from there on it decodes."""
-    next_draft_limit: int = field(init=False)
-    """What the stages advised for the next step."""
+    model_draft_limit: int = field(init=False)
+    """How deep the stages advised to draft with a model in the next step."""
     previous_accepted: int = field(init=False, default=NO_LABEL)
+    hidden_states: RowStates = field(init=False, default=NO_STATES)
+    """The target's, as the last step gave them, for the drafter in the next one."""
     has_run: bool = field(init=False, default=False)
     """Whether the stages may hold something of it."""
     refills_without_progress: int = field(init=False, default=0)
@@ -43,7 +46,7 @@ class Sequence:
         self.tokens = list(prompt)
         self.fill_length = len(prompt)
         self.max_length = min(len(prompt) + sampling.max_tokens, self.max_context_tokens)
-        self.max_draft_tokens = self.next_draft_limit = min(self.max_draft_tokens, sampling.num_draft_tokens)
+        self.max_draft_tokens = self.model_draft_limit = min(self.max_draft_tokens, sampling.num_draft_tokens)
 
     @property
     def num_output_tokens(self) -> int:
@@ -61,7 +64,7 @@ class Sequence:
     @property
     def draft_limit(self) -> int:
         """Most drafts of the next step: the one token after them must still fit, too."""
-        return max(0, min(self.max_draft_tokens, self.next_draft_limit, self.max_length - len(self.tokens) - 1))
+        return max(0, min(self.max_draft_tokens, self.max_length - len(self.tokens) - 1))
 
     def append_output(self, tokens: list[int], end_token_ids: frozenset[int]) -> tuple[list[int], FinishReason | None]:
         """Takes a step's output. Returns the tokens up to the sequence's end, and why it ends there, if it does."""
@@ -81,4 +84,5 @@ class Sequence:
         self.context_length = 0
         self.fill_length = len(self.tokens)
         self.previous_accepted = NO_LABEL
+        self.hidden_states = NO_STATES
         return self.refills_without_progress <= MAX_REFILLS_WITHOUT_PROGRESS

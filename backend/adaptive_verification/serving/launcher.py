@@ -23,7 +23,7 @@ from pathlib import Path
 
 from adaptive_verification.errors import SetupError
 from adaptive_verification.serving import environment, repository, tritonserver
-from adaptive_verification.serving.default_pair import resolve_model
+from adaptive_verification.serving.default_pair import resolve_drafter, resolve_model
 from adaptive_verification.serving.server_log import failure_reason
 from adaptive_verification.serving.server_process import ServerProcess
 
@@ -124,7 +124,7 @@ def running_server(options: ServerOptions) -> Iterator[RunningServer]:
     libpython = tritonserver.find_libpython()
     _check_shared_memory(len(configs))
     http_port, grpc_port, metrics_port = _choose_ports(options)
-    repository.resolve_models(configs, resolve_model)
+    repository.resolve_models(configs, resolve_model, resolve_drafter)
     state_directory = (options.state_directory or environment.state_directory()).resolve()
     repository.fill_in(configs, "state_directory", str(state_directory))
     log_file = state_directory / "logs" / f"server-{http_port}.log"

@@ -18,8 +18,6 @@ from adaptive_verification.errors import SettingsError, SetupError
 from adaptive_verification.settings import SETTINGS_BY_MODEL, StageSettings
 
 CONFIG_NAME = "config.pbtxt"
-MODEL_NAME_SETTINGS = ("target", "drafter")
-"""Settings whose values are names of models. One with a colon (`first-layers:6`) is made from the target instead."""
 
 
 def find_repository(path: Path | None) -> Path:
@@ -99,14 +97,23 @@ def apply_settings(
         settings_of(model, config)
 
 
-def resolve_models(configs: Mapping[str, ModelConfig], resolve: Callable[[str], str]) -> None:
-    """Replaces each model name in the settings, in place, by what `resolve` makes of it (a directory, say)."""
+def resolve_models(
+    configs: Mapping[str, ModelConfig],
+    resolve_target: Callable[[str], str],
+    resolve_drafter: Callable[[str, str], str],
+) -> None:
+    """Replaces each name of a target or a drafter in the settings, in place, by what it means (a directory, say).
+
+    Args:
+        resolve_drafter: takes the drafter's name and the target's.
+    """
     for model, config in configs.items():
         settings = settings_of(model, config)
-        for name in MODEL_NAME_SETTINGS:
-            value = getattr(settings, name, None)
-            if value is not None and ":" not in value:
-                config.parameters[name].string_value = resolve(value)
+        target, drafter = getattr(settings, "target", None), getattr(settings, "drafter", None)
+        if target is not None:
+            config.parameters["target"].string_value = resolve_target(target)
+        if target is not None and drafter is not None:
+            config.parameters["drafter"].string_value = resolve_drafter(drafter, target)
 
 
 def fill_in(configs: Mapping[str, ModelConfig], name: str, value: str) -> None:

@@ -30,8 +30,13 @@ def state_table(fingerprint: Mapping[str, Any], stage: EstimatorStage) -> str:
     ]
     totals = [str(sum(getattr(p, kind) for p in numbers.positions)) for kind in ("drafted", "admitted", "accepted")]
     rows.append(["all", "", *totals, *_calibration(numbers.calibration)])
+    lookup = numbers.lookup
+    if lookup.drafted:
+        rows.append(["looked up", "", *map(str, (lookup.drafted, lookup.admitted, lookup.accepted)), *[""] * 5])
     lines += ["", *_aligned([header, *rows]), ""]
     lines.append("Labels, rate (accepted of them), AUC, log-loss and ECE are of recent traffic; the counts are of all.")
+    if lookup.drafted:
+        lines.append("What was looked up is in the counts, and not in the rest: the fit does not predict it.")
     if not stage.costs.curves:
         lines += ["", "No cost curves: nothing has been measured yet, so nothing is trimmed."]
         return "\n".join(lines)

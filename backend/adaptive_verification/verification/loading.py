@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from adaptive_verification.drafting.hidden_state_files import hidden_layers_of
 from adaptive_verification.estimation.cost_model import VERIFY, publish_curves
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.loading import model_options
 from adaptive_verification.forward.timing import sizes_up_to, time_forward
 from adaptive_verification.serving import environment
-from adaptive_verification.serving.default_pair import resolve_model
+from adaptive_verification.serving.default_pair import resolve_drafter, resolve_model
 from adaptive_verification.settings import VerifierSettings
 from adaptive_verification.verification.stage import VerifierStage
 
@@ -22,7 +23,11 @@ def load_verifier(settings: VerifierSettings) -> VerifierStage:
         SettingsError: a device or type cannot be used.
         UnsupportedModel: packed attention would not compute what the target computes.
     """
-    model = CausalModel.load(resolve_model(settings.target), model_options(settings))
+    model = CausalModel.load(
+        resolve_model(settings.target),
+        model_options(settings),
+        hidden_layers=hidden_layers_of(resolve_drafter(settings.drafter, settings.target)),
+    )
     curve = time_forward(model, sizes_up_to(_LARGEST_TIMED_STEP_TOKENS), logits_everywhere=True)
     publish_curves(environment.state_directory(), "verifier", {VERIFY: curve})
     return VerifierStage(model, settings.idle_seconds)

@@ -24,6 +24,7 @@ from adaptive_verification.forward.ragged_attention import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
 from adaptive_verification.forward.step_rows import place_rows
 from adaptive_verification.ragged import pad
+from adaptive_verification.verification import hidden_states
 from adaptive_verification.verification.acceptance import Accepted, accept
 from adaptive_verification.verification.block import Block
 
@@ -49,9 +50,10 @@ class VerifierStage:
 
         drafts_of_rows = draft.draft_tokens.split(draft.drafted_count.tolist())
         admitted_drafts = {i: drafts_of_rows[i][: admitted[i]].tolist() for i, _ in live}
-        rows, token_ids, logit_places = _pack(live, samples, admitted_drafts)
+        rows, request_rows, token_ids, logit_places = _pack(live, samples, admitted_drafts)
         output_count = torch.zeros(request.num_rows, dtype=torch.int32)
         output_tokens, log_probs = torch.empty(0, dtype=torch.int32), torch.empty(0)
+        hidden = hidden_states.nothing(request.num_rows)
         if rows:
             logits = self._model.forward(
                 torch.tensor(token_ids), rows, torch.tensor(logit_places, dtype=torch.int64, device=self._model.device)
@@ -64,6 +66,16 @@ class VerifierStage:
                 output_count[sampling] = outcome.accepted.to("cpu", torch.int32) + 1
                 output_tokens = outcome.output_tokens.to("cpu", torch.int32)
                 log_probs = outcome.log_probs.cpu()
+            if self._model.hidden_layers:
+                num_rejected = (torch.tensor(admitted) - output_count + 1).where(output_count > 0, 0)
+                hidden = hidden_states.confirmed(
+                    self._model.hidden_states(),
+                    rows,
+                    request_rows,
+                    num_rejected[request_rows].tolist(),
+                    (request.draft_limit[request_rows] != 0).tolist(),
+                    request.num_rows,
+                )
 
         cost = StepCost(
             draft=DraftCost.from_tensor(draft.draft_cost) or DraftCost.nothing(),
@@ -80,6 +92,9 @@ class VerifierStage:
             next_draft_limit=estimate.next_draft_limit,
             output_tokens=output_tokens,
             log_probs=log_probs,
+            hidden_start=hidden.hidden_start,
+            hidden_count=hidden.hidden_count,
+            hidden_states=hidden.hidden_states,
             step_cost=cost.to_tensor(),
         )
 
@@ -122,12 +137,13 @@ class VerifierStage:
 
 def _pack(
     live: list[tuple[int, CachedSequence]], samples: list[bool], drafts: dict[int, list[int]]
-) -> tuple[list[Row], list[int], list[int]]:
-    """The forward's rows, its tokens, and the packed places whose logits acceptance needs.
+) -> tuple[list[Row], list[int], list[int], list[int]]:
+    """The forward's rows, which row of the request each is, its tokens, and the places whose logits acceptance needs.
 
-    Those are, for each sampling row, its last confirmed token and its drafts.
+    The last are, for each sampling row, its last confirmed token and its drafts.
     """
     rows: list[Row] = []
+    request_rows: list[int] = []
     token_ids: list[int] = []
     logit_places: list[int] = []
     for i, sequence in live:
@@ -135,7 +151,8 @@ def _pack(
         if not new_tokens:
             continue
         rows.append(Row(sequence.slot, sequence.computed_length, len(new_tokens)))
+        request_rows.append(i)
         token_ids += new_tokens
         if samples[i]:
             logit_places += range(len(token_ids) - len(drafts[i]) - 1, len(token_ids))
-    return rows, token_ids, logit_places
+    return rows, request_rows, token_ids, logit_places

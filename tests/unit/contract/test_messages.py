@@ -9,6 +9,7 @@ import torch
 from tests.step_requests import RequestRow, step_request
 
 from adaptive_verification.contract import Draft, DraftCost, StepCost, StepRequest, StepResult
+from adaptive_verification.contract.hidden_states import NO_STATES, RowStates, for_rows, of_rows
 from adaptive_verification.contract.messages import Message
 from adaptive_verification.errors import ContractError
 
@@ -22,6 +23,7 @@ def draft() -> Draft:
     return Draft(
         drafted_count=torch.tensor([2, 0], dtype=torch.int32),
         draft_status=torch.zeros(2, dtype=torch.int32),
+        draft_match_length=torch.tensor([5, 0], dtype=torch.int32),
         draft_tokens=torch.tensor([4, 5], dtype=torch.int32),
         draft_log_odds=torch.tensor([0.5, -1.0]),
         candidate_count=torch.tensor([1, 2], dtype=torch.int32),
@@ -44,6 +46,7 @@ def assert_equal(one: Message, other: Message) -> None:
         ("context_length", [0], r"CONTEXT_LENGTH has 1 entries; it must have 2"),
         ("context_length", [0, -1], r"CONTEXT_LENGTH\[1\] is -1; it must be at least 0"),
         ("draft_limit", [-2, 0], r"DRAFT_LIMIT\[0\] is -2; it must be at least -1"),
+        ("model_draft_limit", [0, -1], r"MODEL_DRAFT_LIMIT\[1\] is -1; it must be at least 0"),
         ("tokens", [1, 2, -3, 9], r"TOKENS\[2\] is -3"),
         ("temperature", [1.0, float("nan")], r"TEMPERATURE\[1\] is nan; it must be finite"),
         ("temperature", [-1.0, 0.0], r"TEMPERATURE\[0\] is -1.0"),
@@ -90,10 +93,51 @@ def test_concatenated_requests_release_what_each_releases() -> None:
     assert merged.tokens.tolist() == [1, 2, 3, 9, 1]
 
 
+def result_of(
+    output_counts: list[int], states: list[RowStates] | None = None, step_cost: torch.Tensor | None = None
+) -> StepResult:
+    counts = torch.tensor(output_counts, dtype=torch.int32)
+    return StepResult(
+        output_count=counts,
+        status=counts,
+        drafted_count=counts,
+        admitted_count=counts,
+        next_draft_limit=counts,
+        output_tokens=torch.zeros(sum(output_counts), dtype=torch.int32),
+        log_probs=torch.zeros(sum(output_counts)),
+        **for_rows(states or [NO_STATES] * len(output_counts)),
+        step_cost=torch.empty(0) if step_cost is None else step_cost,
+    ).validate()
+
+
+def test_each_row_of_a_split_result_keeps_its_hidden_states() -> None:
+    states = [
+        RowStates(7, 2, torch.arange(6, dtype=torch.uint8)),
+        NO_STATES,
+        RowStates(0, 1, torch.tensor([9, 8, 7], dtype=torch.uint8)),
+    ]
+    first, rest = result_of([1, 1, 1], states).split([1, 2])
+    assert [row.states.tolist() for row in of_rows(first)] == [[0, 1, 2, 3, 4, 5]]
+    assert [(row.start, row.num_states, row.states.tolist()) for row in of_rows(rest)] == [
+        (0, 0, []),
+        (0, 1, [9, 8, 7]),
+    ]
+    merged = StepResult.concatenate([rest, first])
+    assert [row.states.tolist() for row in of_rows(merged)] == [[], [9, 8, 7], [0, 1, 2, 3, 4, 5]]
+
+
+def test_hidden_states_of_uneven_width_are_refused() -> None:
+    broken = dataclasses.replace(
+        result_of([1, 1], [RowStates(0, 2, torch.zeros(6, dtype=torch.uint8)), NO_STATES]),
+        hidden_states=torch.zeros(5, dtype=torch.uint8),
+    )
+    with pytest.raises(ContractError, match="HIDDEN_STATES has 5 entries; it must have as many for each of 2"):
+        broken.validate()
+
+
 def test_every_part_of_a_merged_step_learns_its_cost() -> None:
     cost = StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, 8, 9).to_tensor()
-    counts = torch.tensor([1, 1], dtype=torch.int32)
-    result = StepResult(counts, counts, counts, counts, counts, counts, torch.zeros(2), cost).validate()
+    result = result_of([1, 1], step_cost=cost)
     for part in result.split([1, 1]):
         assert StepCost.from_tensor(part.step_cost) == StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, 8, 9)
 

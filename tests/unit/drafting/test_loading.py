@@ -5,23 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.tiny_models import CONFIGS, tiny_model
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from tests.tiny_models import VOCABULARY, save
 
 from adaptive_verification.drafting.loading import load_drafter
+from adaptive_verification.drafting.lookup_stage import LookupDrafter
+from adaptive_verification.drafting.stage import CausalDrafter
 from adaptive_verification.errors import SettingsError, UnsupportedModel
 from adaptive_verification.serving import environment
 from adaptive_verification.settings import DrafterSettings
-
-VOCABULARY = {f"token{i}": i for i in range(97)}
-
-
-def save(directory: Path, vocabulary: dict[str, int]) -> str:
-    tiny_model(CONFIGS["llama"]).save_pretrained(directory)
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="token0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
-    return str(directory)
 
 
 @pytest.fixture
@@ -55,3 +46,18 @@ def test_a_number_of_layers_that_is_none_is_refused(target: str, layers: str) ->
 def test_a_device_that_is_not_there_is_refused(target: str) -> None:
     with pytest.raises(SettingsError, match="device='cuda:77' cannot be used"):
         load_drafter(settings(target, "first-layers:1").model_copy(update={"device": "cuda:77"}))
+
+
+def test_looking_up_alone_needs_no_model_and_publishes_no_costs(target: str, tmp_path: Path) -> None:
+    assert isinstance(load_drafter(settings(target, "lookup")), LookupDrafter)
+    assert not (tmp_path / "state" / "costs-drafter.json").exists()
+
+
+def test_a_drafter_that_would_draft_nothing_is_refused(target: str) -> None:
+    with pytest.raises(SettingsError, match="lookup_min_match=0 drafts nothing"):
+        load_drafter(settings(target, "lookup").model_copy(update={"lookup_min_match": 0}))
+
+
+def test_without_looking_up_the_model_drafts_alone(target: str) -> None:
+    alone = load_drafter(settings(target, "first-layers:1").model_copy(update={"lookup_min_match": 0}))
+    assert isinstance(alone, CausalDrafter)

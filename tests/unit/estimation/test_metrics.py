@@ -68,7 +68,7 @@ def test_published_values_are_the_stages_own_after_the_last_step(
     metered: MeteredEstimator, backend: DictBackend
 ) -> None:
     stage = metered._stage
-    chain = MadeChain(metered, rows=4)  # type: ignore[arg-type]
+    chain = MadeChain(metered, rows=4, lookup_share=0.3)  # type: ignore[arg-type]
     for _ in range(35):
         chain.step()
     backend.wait_for("av_estimator_steps_total", 35)
@@ -88,6 +88,7 @@ def test_published_values_are_the_stages_own_after_the_last_step(
         assert values.get(("av_estimator_position_log_loss", label)) == stage.calibration.report(position).log_loss
         for name, kind in (("drafted", DRAFTED), ("admitted", ADMITTED), ("accepted", ACCEPTED)):
             assert values[f"av_estimator_{name}_tokens_total", label] == stage.counts[kind, position]
+            assert values[f"av_estimator_looked_up_{name}_tokens_total", ""] == stage.looked_up_counts[kind] > 0
 
 
 def test_every_family_has_a_help_text_and_the_prefix_and_is_published(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from tests.unit.estimation.chain import CURVES
 
 from adaptive_verification.errors import SettingsError
 from adaptive_verification.estimation.budget import admit, best_budget, survival
-from adaptive_verification.estimation.cost_model import VERIFY, CostCurve, CostModel
+from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve, CostModel
 from adaptive_verification.estimation.policy import Block, make_policy
 from adaptive_verification.settings import EstimatorSettings
 
@@ -20,6 +21,7 @@ def _block(**changes: Any) -> Block:
         "counts": np.array([4, 4, 3]),
         "log_odds": np.log(acceptance) - np.log1p(-acceptance),
         "survival": survival(acceptance),
+        "looked_up": np.zeros(3, dtype=bool),
         "limits": np.array([4, 4, 3]),
         "expected_survival": survival(np.full((3, 16), 0.7, dtype=np.float32)),
         "exploring": np.zeros(3, dtype=bool),
@@ -120,11 +122,49 @@ def test_exploration_is_more_frequent_while_nothing_is_known() -> None:
     assert cold == 80
 
 
+def test_looked_up_drafts_are_charged_no_drafting() -> None:
+    """Drafting is so dear that a step in which a model drafts is best spent on all that it drafted, or on nothing."""
+    dear = {**CURVES, DRAFT_PREFILL: CostCurve((1, 64), (200.0, 210.0)), VERIFY: CostCurve((1, 14), (10.0, 40.0))}
+    cheap = {**CURVES, DRAFT_PREFILL: CostCurve((1, 64), (1e-6, 2e-6)), DRAFT_EXTEND: CostCurve((1, 64), (1e-6, 2e-6))}
+    cheap[VERIFY] = dear[VERIFY]
+
+    def budget(curves: dict[str, CostCurve], looked_up: list[bool]) -> int:
+        policy = make_policy(EstimatorSettings.model_validate({}), CostModel(curves))
+        return policy.decide(_block(looked_up=np.array(looked_up))).budget
+
+    nothing_drafted = budget(cheap, [False] * 3)
+    assert budget(dear, [True] * 3) == nothing_drafted < budget(dear, [True, True, False]) == budget(dear, [False] * 3)
+
+
+def test_a_models_depth_is_planned_for_the_rows_it_drafts_while_the_others_wait() -> None:
+    """What is worth a forward of the drafter for all rows is not for one of them, while the others yield much."""
+    policy = make_policy(EstimatorSettings.model_validate({}), CostModel(CURVES))
+    certain = {"survival": np.ones((3, 4), np.float32)}
+    alone = policy.decide(_block(**certain)).depth
+    one_of_three = policy.decide(_block(**certain, looked_up=np.array([True, True, False]))).depth
+    for_the_next = policy.decide(_block(**certain, looked_up=np.ones(3, bool))).depth
+    assert for_the_next <= one_of_three < alone
+
+
+def test_a_threshold_keeps_what_was_looked_up_since_its_q_is_1() -> None:
+    block = _block(log_odds=np.zeros((3, 4), np.float32), looked_up=np.array([False, True, False]))
+    assert _decide(block=block, trim="threshold", threshold=0.9)[0] == [0, 4, 0]
+
+
+def test_without_a_drafting_model_the_verifiers_curve_is_all_that_is_needed() -> None:
+    costs = CostModel({VERIFY: CostCurve((1, 14), (10.0, 40.0))}, has_drafting_model=False)
+    block = _block(survival=np.zeros((3, 4), np.float32), expected_survival=np.zeros((3, 16), np.float32))
+    looked_up = dataclasses.replace(block, looked_up=np.ones(3, bool))
+    assert _decide(costs, looked_up)[0] == [0, 0, 0]
+    assert not CostModel({VERIFY: CostCurve((1, 14), (10.0, 40.0))}).ready
+
+
 def test_no_rows_are_no_problem() -> None:
     empty = _block(
         counts=np.zeros(0, np.int64),
         log_odds=np.zeros((0, 0), np.float32),
         survival=np.zeros((0, 0), np.float32),
+        looked_up=np.zeros(0, bool),
         limits=np.zeros(0, np.int64),
         expected_survival=np.zeros((0, 16), np.float32),
         exploring=np.zeros(0, bool),

@@ -38,22 +38,23 @@ def _steps(directory: Path, identity: str = "a1") -> int:
     return sum("features" in line for line in _lines(directory, identity))
 
 
-def _chains(stage: EstimatorStage) -> list[MadeChain]:
+def _chains(stage: EstimatorStage, lookup_share: float) -> list[MadeChain]:
     """Two kinds of requests, so that their history matters."""
     return [
-        MadeChain(stage, rows=6, intercept=intercept, seed=seed, first_id=100 * seed)
+        MadeChain(stage, rows=6, intercept=intercept, seed=seed, first_id=100 * seed, lookup_share=lookup_share)
         for seed, intercept in enumerate((1.0, -1.0))
     ]
 
 
 @pytest.mark.parametrize("feature", ["logit_q_max", "gumbel_q_max", "log_q_max"])
 @pytest.mark.parametrize("evidence", ["none", "history"])
+@pytest.mark.parametrize("lookup_share", [0.0, 0.5])
 def test_a_recording_from_a_cold_start_replays_to_exactly_the_servers_coefficients(
-    tmp_path: Path, evidence: str, feature: str
+    tmp_path: Path, evidence: str, feature: str, lookup_share: float
 ) -> None:
     RecordingRequest("a1", 95).write(tmp_path)
     stage = _stage(tmp_path, evidence=evidence, feature=feature)
-    chains, coefficients = _chains(stage), []
+    chains, coefficients = _chains(stage, lookup_share), []
     for number in range(100):
         before = stage.fit.refits
         chains[number % 2].step()
@@ -77,7 +78,7 @@ def test_a_recording_from_a_cold_start_replays_to_exactly_the_servers_coefficien
 def test_a_replays_calibration_is_the_servers(tmp_path: Path) -> None:
     RecordingRequest("a1", 60).write(tmp_path)
     stage = _stage(tmp_path, calibration_half_life_steps=0.0)
-    chain = MadeChain(stage, rows=8)
+    chain = MadeChain(stage, rows=8, lookup_share=0.3)
     for _ in range(60):
         chain.step()
     trace = Trace.from_json(trace_of(_lines(tmp_path)))

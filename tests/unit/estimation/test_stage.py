@@ -11,9 +11,9 @@ import pytest
 import torch
 from tests.unit.estimation.chain import CURVES, KEY, MadeChain, make_draft, make_request
 
-from adaptive_verification.contract import FILL_ONLY, NO_LABEL, STATUS_NOT_CACHED, STATUS_OK
+from adaptive_verification.contract import FILL_ONLY, NO_LABEL, STATUS_NOT_CACHED, STATUS_OK, Draft
 from adaptive_verification.errors import SettingsError
-from adaptive_verification.estimation.cost_model import CostModel, publish_curves
+from adaptive_verification.estimation.cost_model import CostCurve, CostModel, publish_curves
 from adaptive_verification.estimation.stage import ACCEPTED, ADMITTED, DRAFTED, EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
 
@@ -278,7 +278,7 @@ def test_a_restart_continues_where_it_stopped(tmp_path: Path) -> None:
     publish_curves(tmp_path, "verifier", {"verify": CURVES["verify"]})
     publish_curves(tmp_path, "drafter", {name: CURVES[name] for name in ("draft_prefill", "draft_extend")})
     stage = _stage(state_directory=str(tmp_path), refit_interval=10)
-    chain = MadeChain(stage, rows=8)
+    chain = MadeChain(stage, rows=8, lookup_share=0.3)
     for _ in range(55):
         chain.step()
     assert stage.costs.ready
@@ -298,7 +298,9 @@ def test_another_drafters_state_is_not_used_and_not_lost(tmp_path: Path) -> None
     assert (tmp_path / "estimator.foreign.json").exists()
 
 
-@pytest.mark.parametrize("part", ["fit", "costs", "calibration", "expectation", "steps", "counts"])
+@pytest.mark.parametrize(
+    "part", ["fit", "costs", "calibration", "expectation", "steps", "counts", "lookup_rates", "looked_up_counts"]
+)
 @pytest.mark.parametrize("damage", [None, {}, [], "x", {"index": 3}])
 def test_a_state_damaged_in_any_part_starts_cold_and_whole(tmp_path: Path, part: str, damage: Any) -> None:
     stage = _stage(CURVES, state_directory=str(tmp_path), refit_interval=1)
@@ -318,3 +320,116 @@ def test_a_state_damaged_in_any_part_starts_cold_and_whole(tmp_path: Path, part:
 def test_serving_refuses_a_feature_that_it_cannot_trim_by(feature: str) -> None:
     with pytest.raises(SettingsError, match=feature):
         _stage(feature=feature)
+
+
+# --- looked-up drafts
+
+
+def _looked_up(counts: list[int], match_length: list[int]) -> Draft:
+    return make_draft([[0.0] * count for count in counts], match_length=match_length)
+
+
+def test_looked_up_drafts_are_predicted_from_what_became_of_earlier_ones_and_teach_the_fit_nothing() -> None:
+    stage, untaught = _stage(trim="off", refit_interval=1), _stage(refit_interval=1)
+    confirmed = [5, 5]
+    accepted = [NO_LABEL, NO_LABEL]
+    for _ in range(30):
+        stage.step(
+            make_request([1, 2], confirmed, limits=[3, 3], accepted=accepted), _looked_up([3, 3], match_length=[4, 16])
+        )
+        accepted = [0, 3]
+        confirmed = [confirmed[0] + 1, confirmed[1] + 4]
+    short, long = stage.lookup_rates.predict(np.array([4, 16]), 3)
+    assert short[0] < 0.3 < 0.9 < long.min()
+    assert short[1] == pytest.approx(0.75)  # never decided
+    assert stage.fit.shared.tolist() == untaught.fit.shared.tolist()
+    assert stage.fit.intercepts.tolist() == untaught.fit.intercepts.tolist()
+    assert _labels(stage) == 0
+    assert stage._memory.residual_sum[stage._memory.slots([1, 2])[0]].tolist() == [0.0, 0.0]
+    assert stage._expectation.state_dict() == untaught._expectation.state_dict()
+    assert stage.looked_up_counts.tolist() == [180, 180, 87]
+    assert stage.counts.sum(1).tolist() == [180, 180, 87]
+
+
+def test_a_sequence_that_changes_between_lookup_and_model_teaches_each_its_own() -> None:
+    """The same steps with the looked-up blocks' rows drafting nothing teach the fit the same."""
+
+    def taught(with_lookup: bool) -> EstimatorStage:
+        stage = _stage(trim="off", refit_interval=7)
+        confirmed, accepted = 5, NO_LABEL
+        for step in range(40):
+            looked_up = step % 3 == 1
+            if not looked_up:
+                draft = make_draft([[1.0, -1.0, 0.5 * (step % 5)]])
+            elif with_lookup:
+                draft = _looked_up([3], match_length=[8])
+            else:
+                draft = make_draft([[]])
+            stage.step(make_request([1], [confirmed], limits=[3], accepted=[accepted], token_count=[1]), draft)
+            accepted = step % 4 if not looked_up or with_lookup else 0
+            confirmed += accepted + 1
+        return stage
+
+    with_lookup, without = taught(True), taught(False)
+    assert with_lookup.fit.state_dict() == without.fit.state_dict()
+    assert with_lookup.calibration.state_dict() == without.calibration.state_dict()
+    assert with_lookup.lookup_rates.state_dict() != without.lookup_rates.state_dict()
+
+
+def test_the_budget_of_a_looked_up_block_rests_on_its_own_match() -> None:
+    """It was known before anything was drawn; the sequence's last block of the model says nothing of it."""
+    stage = _stage(CURVES)
+    ids, limits = list(range(8)), [4] * 8
+    for _ in range(30):
+        labels = np.zeros((8, 4), np.float32)
+        stage.lookup_rates.fold(np.full(8, 4), labels, 1 - labels)
+        stage.lookup_rates.fold(np.full(8, 32), 1 - labels, 1 - labels)
+    stage.step(make_request(ids, [5] * 8, limits=limits), make_draft([[-8.0] * 4] * 8))
+    stage.step(make_request(ids, [6] * 8, limits=limits), _looked_up([4] * 8, [4] * 8))
+    assert stage.last_budget == 0
+    stage.step(make_request(ids, [7] * 8, limits=limits), _looked_up([4] * 8, [32] * 8))
+    assert stage.last_budget == 32
+    stage.step(make_request(ids, [8] * 8, limits=limits), make_draft([[8.0] * 4] * 8))
+    assert stage.last_budget == 0  # the model's last block was hopeless
+
+
+def test_looked_up_drafts_go_as_deep_as_the_caller_asks_whatever_is_advised_for_the_model() -> None:
+    chain = MadeChain(_stage(CURVES, evidence="none"), rows=16, mean_log_odds=-6.0, lookup_share=0.5)
+    for _ in range(400):
+        chain.step()
+    stage = chain.stage
+    before = stage.looked_up_counts.copy()
+    models = sum(sum(chain.step()[1]) for _ in range(100))
+    drafted, admitted, accepted = stage.looked_up_counts - before
+    assert stage.last_depth == 0
+    assert models < 0.1 * drafted
+    assert drafted == pytest.approx(100 * 16 * 0.5 * 7, rel=0.1)
+    assert admitted > 0.8 * drafted
+    assert accepted > 0.5 * admitted
+
+
+def test_the_budget_counts_the_models_slots_to_its_own_limit() -> None:
+    """A cap that the model may not draft to is no slot to fill: the budget is that of the limit alone."""
+
+    def budget(limits: list[int], model_limits: list[int]) -> int:
+        stage = _stage({**CURVES, "verify": CostCurve((1, 64), (10.0, 74.0))})
+        for confirmed in (5, 6):
+            request = make_request([1, 2], [confirmed] * 2, limits=limits, model_limits=model_limits)
+            stage.step(request, make_draft([[8.0] * 2] * 2))
+        return stage.last_budget
+
+    assert budget([7, 7], [2, 2]) == budget([2, 2], [2, 2]) == 4
+
+
+def test_a_state_from_before_drafts_were_looked_up_is_loaded(tmp_path: Path) -> None:
+    stage = _stage(CURVES, state_directory=str(tmp_path), refit_interval=1)
+    chain = MadeChain(stage, rows=2)
+    for _ in range(3):
+        chain.step()
+    stage.close()
+    content = json.loads((tmp_path / "estimator.json").read_text())
+    del content["state"]["lookup_rates"], content["state"]["looked_up_counts"]
+    (tmp_path / "estimator.json").write_text(json.dumps(content))
+    again = _stage(state_directory=str(tmp_path), refit_interval=1)
+    assert again.fit.state_dict() == stage.fit.state_dict()
+    assert again.looked_up_counts.tolist() == [0, 0, 0]

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from adaptive_verification.contract.costs import DraftCost, StepCost
+from adaptive_verification.contract.hidden_states import NO_STATES, for_rows
 from adaptive_verification.contract.messages import (
     COUPLED,
     FILL_ONLY,
@@ -117,11 +118,13 @@ class ScriptedStep:
             next_draft_limit=_int32([self.next_draft_limit] * len(outputs)),
             output_tokens=_int32([token for output in outputs for token in output]),
             log_probs=torch.zeros(sum(map(len, outputs))),
+            **for_rows([NO_STATES] * len(outputs)),
             step_cost=StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, len(outputs), len(self.requests)).to_tensor(),
         )
 
     def _row(self, request: StepRequest, i: int, sequence_id: int, tokens: list[int]) -> tuple[list[int], int, int]:
         context_length, draft_limit = int(request.context_length[i]), int(request.draft_limit[i])
+        model_draft_limit = int(request.model_draft_limit[i])
         cached = self.caches.get(sequence_id, [])
         if self.loses_cache(sequence_id, cached):
             cached = []
@@ -135,7 +138,7 @@ class ScriptedStep:
         if draft_limit == FILL_ONLY:
             return [], STATUS_OK, 0
         assert int(request.previous_accepted[i]) == self._last_accepted.get(sequence_id, -1)
-        num_admitted = min(draft_limit, len(prefix) % 7)
+        num_admitted = min(draft_limit, model_draft_limit, len(prefix) % 7)
         num_accepted = min(num_admitted, len(prefix) % 4)
         output: list[int] = []
         for _ in range(num_accepted + 1):

@@ -73,14 +73,17 @@ def test_only_requests_that_accept_as_the_deployment_does_teach_the_estimator(
     assert silent == {NO_LABEL}
 
 
-def test_a_new_sequence_drafts_as_deep_as_the_stages_advised_the_others(
+def test_a_new_sequences_model_drafts_as_deep_as_the_stages_advised_the_others(
     byte_tokenizer: Tokenizer, settings: GenerateSettings, step: ScriptedStep
 ) -> None:
     scheduler = make_scheduler(settings)
     step.next_draft_limit = 1
     enqueue(scheduler, byte_tokenizer, max_tokens=20)
     first = scheduler.schedule()
-    assert [row.draft_limit for row in first.rows] == [settings.num_draft_tokens]
-    scheduler.apply(first, step(scheduler.step_request(first)))
+    request = scheduler.step_request(first)
+    assert request.model_draft_limit.tolist() == [settings.num_draft_tokens]
+    scheduler.apply(first, step(request))
     enqueue(scheduler, byte_tokenizer, max_tokens=20)
-    assert [row.draft_limit for row in scheduler.schedule().rows] == [1, 1]
+    request = scheduler.step_request(scheduler.schedule())
+    assert request.model_draft_limit.tolist() == [1, 1]
+    assert request.draft_limit.tolist() == [settings.num_draft_tokens] * 2

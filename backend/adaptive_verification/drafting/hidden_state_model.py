@@ -1,0 +1,78 @@
+"""A hidden-state drafter as the drafter stage runs it: packed rows of many sequences, a KV cache, and a state cache.
+
+To the stage it is one more model with a slot cache, whose tokens are the draft vocabulary's and which can only compute
+positions whose preceding hidden state it has been sent.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork
+from adaptive_verification.forward.causal_model import ATTENTION_NAME, ModelOptions, attention_dimensions
+from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row, zeros
+
+
+class HiddenStateModel:
+    """See the module.
+
+    Attributes:
+        states_width: numbers of one token's hidden states as the target sends them.
+        vocab_size: of the target; every token of a sequence is below it.
+        token_ids: `[draft vocabulary]`, what a place in the logits means.
+    """
+
+    def __init__(self, network: HiddenStateNetwork, options: ModelOptions) -> None:
+        """Takes a network that is in place (device, type, eval mode)."""
+        network.layers.set_attn_implementation(ATTENTION_NAME)
+        self._network = network
+        self.device = options.device
+        self.dtype = options.dtype
+        self.num_slots = options.num_slots
+        self.capacity = options.max_context_tokens
+        self.token_ids = network.token_ids
+        self.vocab_size = len(network.embedding)
+        hidden_size = network.hidden_size
+        self.states_width = hidden_size * len(network.shape.hidden_layers)
+        key_dim, value_dim, kv_heads = attention_dimensions(self._run_once)
+        self._cache = KVCache(
+            num_layers=network.shape.num_layers,
+            num_slots=options.num_slots,
+            num_kv_heads=kv_heads,
+            capacity=options.max_context_tokens,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            dtype=options.dtype,
+            device=options.device,
+        )
+        # place t holds what is known before token t: of the target's state once that was sent, else of the last draft's
+        self._contexts = zeros((options.num_slots, self.capacity + 1, hidden_size), options.dtype, options.device)
+
+    def _run_once(self, attention: object) -> None:
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self._network.embedding.device)
+        states = self._network.embedding[:1].unsqueeze(0)
+        with torch.inference_mode():
+            self._network(token, states, token, ragged=attention)
+
+    @torch.inference_mode()
+    def write_states(self, slots: Tensor, positions: Tensor, states: Tensor) -> None:
+        """Keeps the target's hidden states `[T, states_width]` of the given positions `[T]` in slots `[T]`."""
+        context = self._network.context_of_target(states.to(self.device, self.dtype))
+        self._contexts[slots.to(self.device), positions.to(self.device) + 1] = context
+
+    def clear_states(self, slot: int, start: int, end: int) -> None:
+        """Forgets the states of positions `start` to `end`: none were sent, and what is there is another sequence's."""
+        self._contexts[slot, start + 1 : end + 1] = 0
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, rows: list[Row], logits_at: Tensor | None) -> Tensor:
+        """As `CausalModel.forward`, over the draft vocabulary; states at `logits_at` are kept for the draft there."""
+        batch = RaggedBatch(rows, self._cache)
+        places = batch.last_token if logits_at is None else logits_at
+        contexts = self._contexts[batch.slot_of_token, batch.positions]
+        hidden = self._network(
+            token_ids[None].to(self.device, torch.int64), contexts[None], batch.positions[None], ragged=batch
+        )[0, places]
+        self._contexts[batch.slot_of_token[places], batch.positions[places] + 1] = self._network.context_of_own(hidden)
+        return self._network.logits(hidden)

@@ -1,0 +1,124 @@
+"""The load study's measurements on disk: a CSV that grows by a line per point, and beside it what they belong to.
+
+A study that was interrupted goes on where it ended, but only with the same requests and settings: numbers of different
+work must not stand in one table.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from adaptive_verification.errors import SetupError
+from perf.load_plan import Point
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One point as it was measured. Times are medians over the point's requests."""
+
+    sampling: str
+    concurrency: int
+    arm: str
+    repeat: int
+    requests: int
+    output_tokens: int
+    """What the clients were sent."""
+    duration_s: float
+    """From the first request to the last response."""
+    tokens_per_second: float
+    """Output tokens of all requests together."""
+    time_to_first_token_ms: float
+    time_per_output_token_ms: float
+    """After the first token."""
+    steps: int
+    """Decode steps of the server; these and all that follow are the server's own counts."""
+    decoded_tokens: int
+    """What the steps gave, tokens after a sequence's end included."""
+    drafted_tokens: int
+    admitted_tokens: int
+    accepted_tokens: int
+    measured_at: str
+    """ISO 8601, UTC."""
+
+    @property
+    def point(self) -> Point:
+        return Point(self.sampling, self.concurrency, self.arm, self.repeat)
+
+    @property
+    def sequence_steps(self) -> int:
+        """How often a step gave a sequence tokens: its accepted drafts and one more."""
+        return self.decoded_tokens - self.accepted_tokens
+
+
+class ResultsDirectory:
+    """A study's folder.
+
+    Args:
+        path: made where it is missing.
+        study: names and values that all measurements there must have in common.
+
+    Raises:
+        SetupError: what is there was measured with others, or cannot be read.
+    """
+
+    def __init__(self, path: Path, study: Mapping[str, Any]) -> None:
+        self.path = path
+        self._csv = path / "load.csv"
+        self._study_file = path / "study.json"
+        path.mkdir(parents=True, exist_ok=True)
+        self.provenance: list[str] = []
+        """Of every run that added measurements."""
+        self._study = json.loads(json.dumps(study))  # as it is read back
+        if self._study_file.exists():
+            content = json.loads(self._study_file.read_text())
+            self._refuse_other(content["study"])
+            self.provenance = content["provenance"]
+        self.measurements = self._read()
+
+    def begin_run(self, provenance: str) -> None:
+        """Before a run's first measurement."""
+        if provenance not in self.provenance:
+            self.provenance.append(provenance)
+        content = {"study": self._study, "provenance": self.provenance}
+        self._study_file.write_text(json.dumps(content, indent=1) + "\n")
+
+    def add(self, measurement: Measurement) -> None:
+        """Writes it before it returns."""
+        is_new = not self._csv.exists()
+        values = dataclasses.asdict(measurement)
+        with self._csv.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(values), lineterminator="\n")
+            if is_new:
+                writer.writeheader()
+            writer.writerow(
+                {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values.items()}
+            )
+        self.measurements.append(measurement)
+
+    def _read(self) -> list[Measurement]:
+        if not self._csv.exists():
+            return []
+        types = get_type_hints(Measurement)
+        try:
+            with self._csv.open(newline="") as file:
+                return [
+                    Measurement(**{name: types[name](value) for name, value in row.items()})
+                    for row in csv.DictReader(file)
+                ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise SetupError(f"{self._csv} cannot be read ({error!r}); delete it, or name another --output") from None
+
+    def _refuse_other(self, present: Mapping[str, Any]) -> None:
+        for name in self._study.keys() | present.keys():
+            there, asked = present.get(name), self._study.get(name)
+            if there != asked:
+                raise SetupError(
+                    f"{self.path} was measured with {name}={there}; this study has {asked}. "
+                    "Name another --output, or delete the folder."
+                )
