@@ -23,7 +23,6 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from adaptive_verification.errors import UnsupportedModel
 from adaptive_verification.forward.hidden_states import decoder_layers
 
-
 _LAYERS_SCALE = 0.1
 """At the start the layers, which know nothing yet, add little to the linear guess."""
 

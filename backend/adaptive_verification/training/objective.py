@@ -21,15 +21,15 @@ from adaptive_verification.training.unrolled_attention import Unrolling
 class Objective:
     """Weights of the parts of the loss, and how much of it is computed."""
 
-    depth: int = 3
-    """Passes at most: drafts in a row that are trained. Steps take turns: one pass, two, up to all."""
+    depths: tuple[int, ...] = (1, 2, 1, 3)
+    """Passes of the steps, in turn: drafts in a row that are trained. Each pass costs as much as the first."""
     depth_decay: float = 0.8
     """Weight of each pass relative to the one before: deeper drafts are reached less often."""
     overlap_weight: float = 1.0
     """Of the total variation, beside a cross-entropy of weight 1."""
     state_weight: float = 1.0
     """Of the squared distance to the target's own state, relative to its square: cheap, and it says more per token."""
-    position_share: float = 0.3
+    position_share: float = 0.2
     """Of the positions whose distributions are compared in a step: the head is most of the work."""
 
 

@@ -22,11 +22,12 @@ from adaptive_verification.forward.causal_model import CausalModel, ModelOptions
 from adaptive_verification.forward.placement import choose_device, choose_dtype
 from adaptive_verification.generation.text_codec import TextCodec
 from adaptive_verification.training import report
+from adaptive_verification.training.batches import make_batch
 from adaptive_verification.training.closed_form import fit_linear_guess
 from adaptive_verification.training.collection import Collector
 from adaptive_verification.training.evaluation import Acceptance, evaluate
 from adaptive_verification.training.jobs import SAMPLINGS, ChatFrame, plan_jobs, prompt_jobs, read_prompts
-from adaptive_verification.training.objective import Objective
+from adaptive_verification.training.objective import Objective, loss
 from adaptive_verification.training.shards import CollectedSequence, ShardDirectory, read_shard
 from adaptive_verification.training.trainer import Progress, Trainer, TrainingOptions
 from adaptive_verification.training.unrolled_attention import ATTENTION_NAME
@@ -34,6 +35,8 @@ from adaptive_verification.training.unrolled_attention import ATTENTION_NAME
 _SHARD_TOKENS = 20_000
 _SECONDS_FILE = "collection-seconds.json"
 _EVALUATED_DEPTH = 7
+_WATCHED_DEPTH = 3
+_WATCHED_SEQUENCES = 16
 _TEMPLATE_TOKENS = 64
 """Room for what a chat template puts around a turn."""
 _FEW_WRITTEN_TOKENS = 2
@@ -114,7 +117,7 @@ class DrafterTraining:
         network = HiddenStateNetwork(self._shape, target, token_ids).to(self._device)
         del target
         network.layers.set_attn_implementation(ATTENTION_NAME)
-        trainer = self._train(network, training)
+        trainer = self._train(network, training, held_out)
         acceptances = self._evaluate(network, head, held_out)
         self._write(network, trainer.progress, training, acceptances)
         return acceptances
@@ -194,8 +197,18 @@ class DrafterTraining:
                 "the target's logits are not its head times its last hidden state; its head cannot be shared"
             )
 
-    def _train(self, network: HiddenStateNetwork, training: list[CollectedSequence]) -> Trainer:
+    def _train(
+        self, network: HiddenStateNetwork, training: list[CollectedSequence], held_out: list[CollectedSequence]
+    ) -> Trainer:
         options = self._options
+        watched = [sequence for sequence in held_out if SAMPLINGS[sequence.job % len(SAMPLINGS)].temperature == 1]
+        watched_batch = make_batch((watched or held_out)[:_WATCHED_SEQUENCES], network.hidden_size).to(self._device)
+
+        def watch() -> list[float]:
+            with torch.no_grad():
+                overlaps: list[float] = loss(network, watched_batch, Objective(), _WATCHED_DEPTH, None)[1].tolist()
+            return overlaps
+
         trainer = Trainer(
             network,
             training,
@@ -206,6 +219,7 @@ class DrafterTraining:
             ),
             Objective(),
             options.work,
+            watch,
         )
         if trainer.progress.steps == 0:
             fit_linear_guess(network, training, lambda sequences: tqdm(sequences, unit="sequence", desc="linear start"))
@@ -251,7 +265,11 @@ class DrafterTraining:
             "target": Path(options.target).name,
             "collected_tokens": sum(sequence.num_written for sequence in training),
             "collected_sequences": len(training),
-            **{key: value for key, value in asdict(progress).items() if key != "overlap"},
+            "seconds": round(progress.seconds),
+            "steps": progress.steps,
+            "written_tokens": progress.written_tokens,
+            "epoch": progress.epoch,
+            "options": {"learning_rate": options.learning_rate, "objective": asdict(Objective())},
         }
         hidden_state_files.save(
             network,
@@ -260,7 +278,9 @@ class DrafterTraining:
             trained=trained,
         )
         held_out = [path.name for path in options.held_out] or ["a fortieth of the training text, set aside"]
-        (options.output / "REPORT.md").write_text(report.markdown(network, trained, acceptances, held_out))
+        (options.output / "REPORT.md").write_text(
+            report.markdown(network, trained, acceptances, held_out, progress.curve)
+        )
 
 
 def _spread(num_layers: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from adaptive_verification.training.objective import Objective, loss
 from adaptive_verification.training.shards import CollectedSequence
 
 _CHECKPOINT = "checkpoint.pt"
+_SOLVED_SHARE = 0.1
+"""Of the learning rate for what the closed form has solved already."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,15 @@ class TrainingOptions:
     checkpoint_seconds: float = 120.0
 
 
+class CurvePoint(NamedTuple):
+    """Expected acceptance on text that is not trained on, at some time."""
+
+    written_tokens: int
+    seconds: float
+    overlap: list[float]
+    """By position, at temperature 1."""
+
+
 @dataclass
 class Progress:
     """How far training is."""
@@ -48,6 +60,8 @@ class Progress:
     epoch: int = 0
     overlap: list[float] = field(default_factory=list)
     """Running mean of the expected acceptance at each trained depth."""
+    curve: list[CurvePoint] = field(default_factory=list)
+    """What training brought so far, at every checkpoint."""
 
 
 class Trainer:
@@ -60,8 +74,13 @@ class Trainer:
         options: TrainingOptions,
         objective: Objective,
         directory: Path,
+        watch: Callable[[], list[float]] | None = None,
     ) -> None:
-        """Continues from the checkpoint in `directory`, if there is one."""
+        """Continues from the checkpoint in `directory`, if there is one.
+
+        Args:
+            watch: gives the overlap by position on other text; called at every checkpoint.
+        """
         self.network = network
         self.progress = Progress()
         self._sequences = sequences
@@ -69,11 +88,16 @@ class Trainer:
         self._objective = objective
         self._checkpoint = directory / _CHECKPOINT
         self._device = network.embedding.device
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._watch = watch
+        linear_guess = [*network.from_token.parameters(), *network.from_target.parameters()]
+        linear_guess += network.from_own.parameters()
+        solved = {id(parameter) for parameter in linear_guess}
+        learned = [parameter for parameter in network.parameters() if id(parameter) not in solved]
         self._optimizer = torch.optim.AdamW(
             [
-                {"params": [p for p in parameters if p.dim() > 1], "weight_decay": options.weight_decay},
-                {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+                {"params": [p for p in learned if p.dim() > 1], "weight_decay": options.weight_decay, "share": 1.0},
+                {"params": [p for p in learned if p.dim() <= 1], "weight_decay": 0.0, "share": 1.0},
+                {"params": linear_guess, "weight_decay": 0.0, "share": _SOLVED_SHARE},
             ],
             lr=options.learning_rate,
             betas=(0.9, 0.95),
@@ -85,9 +109,11 @@ class Trainer:
         """Trains until the minutes are over; `report` is called after every step."""
         options = self._options
         generator = torch.Generator(self._device).manual_seed(options.seed + self.progress.steps)
+        self.network.train()
+        if not self.progress.curve:
+            self._look()
         started, before = time.monotonic(), self.progress.seconds
         saved = started
-        self.network.train()
         batches = epochs(
             self._sequences,
             batch_tokens=options.batch_tokens,
@@ -100,10 +126,10 @@ class Trainer:
             if done >= 1:
                 break
             for group in self._optimizer.param_groups:
-                group["lr"] = options.learning_rate * _schedule(done, options.warmup_share)
+                group["lr"] = group["share"] * options.learning_rate * _schedule(done, options.warmup_share)
             batch = batch.to(self._device)
             noisy = _with_noise(batch.previous_states, options.state_noise, generator)
-            depth = 1 + self.progress.steps % self._objective.depth
+            depth = self._objective.depths[self.progress.steps % len(self._objective.depths)]
             value, overlap = loss(self.network, batch.with_previous_states(noisy), self._objective, depth, generator)
             self._optimizer.zero_grad(set_to_none=True)
             value.backward()
@@ -112,8 +138,12 @@ class Trainer:
             self._note(batch.num_written, overlap, first_epoch + epoch, before + time.monotonic() - started)
             report(self.progress)
             if time.monotonic() - saved > options.checkpoint_seconds:
+                before_look = time.monotonic()
+                self._look()
                 self._save()
                 saved = time.monotonic()
+                started += saved - before_look
+        self._look()
         self._save()
         self.network.eval()
 
@@ -127,6 +157,14 @@ class Trainer:
             if depth == len(progress.overlap):
                 progress.overlap.append(value)
             progress.overlap[depth] += 0.03 * (value - progress.overlap[depth])
+
+    def _look(self) -> None:
+        """Adds a point to the curve; its time is not training time."""
+        if self._watch is not None:
+            self.network.eval()
+            progress = self.progress
+            progress.curve.append(CurvePoint(progress.written_tokens, progress.seconds, self._watch()))
+            self.network.train()
 
     def _save(self) -> None:
         temporary = self._checkpoint.with_suffix(".partial")
@@ -143,6 +181,7 @@ class Trainer:
         self.network.load_state_dict(content["network"])
         self._optimizer.load_state_dict(content["optimizer"])
         self.progress = Progress(**json.loads(content["progress"]))
+        self.progress.curve = [CurvePoint(*point) for point in self.progress.curve]
 
 
 def _schedule(done: float, warmup_share: float) -> float:

@@ -117,7 +117,7 @@ def test_training_raises_the_overlap_at_every_depth(tmp_path: Path) -> None:
     batch = make_batch(sequences, HIDDEN_SIZE)
     with torch.no_grad():
         before = loss(trainer.network, batch, Objective(), 3, None)[1]
-    train(trainer, steps=40)
+    train(trainer, steps=80)
     with torch.no_grad():
         after = loss(trainer.network, batch, Objective(), 3, None)[1]
     p = (
