@@ -24,7 +24,7 @@ from adaptive_verification.verification.stage import VerifierStage
 
 Distribution = Callable[[tuple[int, ...]], Tensor]
 Tokens = tuple[int, ...]
-PROMPTS: list[Tokens] = [(0, 1), (1,), (2, 0, 0)]
+PROMPTS: list[Tokens] = [(0, 1), (1,), (1, 0, 0)]
 
 
 class AdmitAtMost:

@@ -7,27 +7,25 @@ trains a drafter.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from adaptive_verification import __version__
 from adaptive_verification.errors import AdaptiveVerificationError
 from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
+from adaptive_verification.serving.signals import interrupt_on_signals
 from adaptive_verification.serving.state_commands import add_state
 from adaptive_verification.serving.trace_commands import add_record, add_replay
 from adaptive_verification.serving.train_commands import add_train_drafter
 from adaptive_verification.settings import DEFAULT_PAIR, table_rows
 
 PROGRAM = "adaptive-verification"
-DUPLICATE_SIGNAL_S = 1.0
 SHARED_SETTINGS = {
     "target": "model whose text is served: a directory, a hub name, or `default`",
-    "drafter": "what proposes tokens: `first-layers:N` of the target, or a smaller model with the same tokenizer",
+    "drafter": "what proposes tokens: a drafter of `train-drafter`, a smaller model with the same tokenizer, "
+    "`first-layers:N` of the target, or `lookup`",
     "dtype": "auto, float32, bfloat16 or float16",
     "device": "auto, cpu, cuda or cuda:N",
     "num_draft_tokens": "drafts per step and sequence, at most; 0 turns speculation off",
@@ -111,7 +109,7 @@ def _serve(parsed: argparse.Namespace) -> None:
         exit_timeout_s=parsed.exit_timeout,
         verbose=given.get("verbose", False),
     )
-    _interrupt_on_signals()
+    interrupt_on_signals()
     print("Starting tritonserver; loading and measuring the models can take a minute.", file=sys.stderr, flush=True)
     with running_server(options) as server:
         print(_welcome(server), flush=True)
@@ -168,25 +166,6 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not at least 1")
     return number
-
-
-def _interrupt_on_signals() -> None:
-    """Makes SIGINT and SIGTERM raise KeyboardInterrupt: the first stops the server in order, a later one at once.
-
-    `timeout`, `make` and process managers may deliver one signal twice, to the process and to its group. SIGINT is set
-    too because a shell starts background jobs with it ignored.
-    """
-    first: float | None = None
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal first
-        now = time.monotonic()
-        if first is None or now - first > DUPLICATE_SIGNAL_S:
-            first = now
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from adaptive_verification.estimation.recording_files import (
     recording_path,
     remove_recordings,
     trace_of,
+    whole_lines,
 )
 from adaptive_verification.estimation.state import is_in_use
 from adaptive_verification.serving.state_commands import add_state_directory, chosen_directory
@@ -142,7 +143,7 @@ def _recorded_lines(directory: Path, steps: int) -> list[dict[str, Any]]:
 def _read_along(directory: Path, path: Path, lines: list[dict[str, Any]], progress: tqdm[Any]) -> None:
     read_to, heard_at, told = 0, time.monotonic(), False
     while not (lines and "ended" in lines[-1]):
-        new_lines, read_to = _whole_lines(path, read_to)
+        new_lines, read_to = whole_lines(path, read_to)
         lines += new_lines
         progress.update(sum("features" in line for line in new_lines))
         now = time.monotonic()
@@ -157,15 +158,3 @@ def _read_along(directory: Path, path: Path, lines: list[dict[str, Any]], progre
                     told = True
                     progress.write(f"No server is running on {directory}; waiting for one.", file=sys.stderr)
         time.sleep(POLL_INTERVAL_S)
-
-
-def _whole_lines(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a growing file from a place on, as far as they are whole, and the place after them."""
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            content = file.read()
-    except FileNotFoundError:
-        return [], start
-    whole = content[: content.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], start + len(whole)

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from adaptive_verification.serving.default_pair import resolve_model
+from adaptive_verification.serving.signals import interrupt_on_signals
 from adaptive_verification.settings import DEFAULT_PAIR
 
 
@@ -63,6 +64,7 @@ def _train_drafter(parsed: argparse.Namespace) -> None:
     chosen = {field.name: given[field.name] for field in fields(TrainDrafterOptions) if field.name in given}
     chosen["target"] = resolve_model(parsed.target)
     chosen.setdefault("work", parsed.output.with_name(parsed.output.name + ".work"))
+    interrupt_on_signals()
     DrafterTraining(TrainDrafterOptions(**chosen)).run()
     print((parsed.output / "REPORT.md").read_text())
     print(f"Serve it: adaptive-verification serve --target {parsed.target} --drafter {parsed.output}", file=sys.stderr)

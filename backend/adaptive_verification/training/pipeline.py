@@ -170,7 +170,7 @@ class DrafterTraining:
                 return spent + time.monotonic() - started
 
             def keep_going() -> bool:
-                bar.update(min(elapsed(), budget) - bar.n)
+                bar.update(round(min(elapsed(), budget)) - bar.n)
                 return elapsed() < budget
 
             def flush() -> None:
@@ -227,7 +227,7 @@ class DrafterTraining:
         with tqdm(total=total, initial=round(trainer.progress.seconds), unit="s", desc="training") as bar:
 
             def show(progress: Progress) -> None:
-                bar.update(min(progress.seconds, total) - bar.n)
+                bar.update(round(min(progress.seconds, total)) - bar.n)
                 overlap = " ".join(f"{value:.3f}" for value in progress.overlap)
                 bar.set_postfix_str(f"epoch {progress.epoch}, {progress.written_tokens:,} tokens, overlap {overlap}")
 

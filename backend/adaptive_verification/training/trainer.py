@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork
-from adaptive_verification.training.batches import epochs
+from adaptive_verification.training.batches import Batch, epochs
 from adaptive_verification.training.objective import Objective, loss
 from adaptive_verification.training.shards import CollectedSequence
 
@@ -106,46 +106,61 @@ class Trainer:
             self._restore()
 
     def run(self, report: Callable[[Progress], None]) -> None:
-        """Trains until the minutes are over; `report` is called after every step."""
-        options = self._options
-        generator = torch.Generator(self._device).manual_seed(options.seed + self.progress.steps)
+        """Trains until the minutes are over; `report` is called after every step. Interrupted, it keeps what it has."""
         self.network.train()
         if not self.progress.curve:
             self._look()
-        started, before = time.monotonic(), self.progress.seconds
-        saved = started
+        if self._done() < 1:
+            try:
+                self._train(report)
+            except KeyboardInterrupt:
+                self._save()
+                raise
+            self._look()
+            self._save()
+        self.network.eval()
+
+    def _done(self) -> float:
+        """The share of the minutes that is over."""
+        return self.progress.seconds / (60 * self._options.minutes)
+
+    def _train(self, report: Callable[[Progress], None]) -> None:
+        options, progress = self._options, self.progress
+        generator = torch.Generator(self._device).manual_seed(options.seed + progress.steps)
         batches = epochs(
             self._sequences,
             batch_tokens=options.batch_tokens,
-            hidden_size=self.network.embedding.shape[1],
-            seed=options.seed + self.progress.steps,
+            hidden_size=self.network.hidden_size,
+            seed=options.seed + progress.steps,
         )
-        first_epoch = self.progress.epoch
+        first_epoch, before = progress.epoch, progress.seconds
+        started = saved = time.monotonic()
         for epoch, batch in batches:
-            done = self.progress.seconds / (60 * options.minutes)
-            if done >= 1:
-                break
-            for group in self._optimizer.param_groups:
-                group["lr"] = group["share"] * options.learning_rate * _schedule(done, options.warmup_share)
-            batch = batch.to(self._device)
-            noisy = _with_noise(batch.previous_states, options.state_noise, generator)
-            depth = self._objective.depths[self.progress.steps % len(self._objective.depths)]
-            value, overlap = loss(self.network, batch.with_previous_states(noisy), self._objective, depth, generator)
-            self._optimizer.zero_grad(set_to_none=True)
-            value.backward()
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-            self._optimizer.step()
+            if self._done() >= 1:
+                return
+            overlap = self._step(batch.to(self._device), generator)
             self._note(batch.num_written, overlap, first_epoch + epoch, before + time.monotonic() - started)
-            report(self.progress)
+            report(progress)
             if time.monotonic() - saved > options.checkpoint_seconds:
                 before_look = time.monotonic()
                 self._look()
                 self._save()
                 saved = time.monotonic()
                 started += saved - before_look
-        self._look()
-        self._save()
-        self.network.eval()
+
+    def _step(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """One step of the optimizer; the overlap of each of its passes."""
+        options = self._options
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["share"] * options.learning_rate * _schedule(self._done(), options.warmup_share)
+        noisy = _with_noise(batch.previous_states, options.state_noise, generator)
+        depth = self._objective.depths[self.progress.steps % len(self._objective.depths)]
+        value, overlap = loss(self.network, batch.with_previous_states(noisy), self._objective, depth, generator)
+        self._optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self._optimizer.step()
+        return overlap
 
     def _note(self, written: int, overlap: Tensor, epoch: int, seconds: float) -> None:
         progress = self.progress

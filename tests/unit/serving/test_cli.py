@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adaptive_verification.errors import SetupError
-from adaptive_verification.serving import cli
+from adaptive_verification.serving import cli, signals
 from adaptive_verification.serving.launcher import ServerOptions
 from adaptive_verification.settings import SETTINGS_BY_MODEL
 
@@ -105,10 +105,10 @@ def test_a_signal_delivered_twice_counts_once_and_a_later_one_again(monkeypatch:
     now = 100.0
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    cli._interrupt_on_signals()
+    signals.interrupt_on_signals()
     with pytest.raises(KeyboardInterrupt):
         handlers[signal.SIGTERM](signal.SIGTERM, None)
     handlers[signal.SIGTERM](signal.SIGTERM, None)
-    now += 2 * cli.DUPLICATE_SIGNAL_S
+    now += 2 * signals.DUPLICATE_SIGNAL_S
     with pytest.raises(KeyboardInterrupt):
         handlers[signal.SIGINT](signal.SIGINT, None)

@@ -154,7 +154,7 @@ def test_import_refuses_another_deployments_state_unless_forced(
     make_stage(tmp_path / "other", drafter="first-layers:8").close()
     before = (directory / FILE_NAME).read_text()
     assert state("import", tmp_path / "other" / FILE_NAME, directory=directory) == 1
-    assert "drafter is 'first-layers:6' there and 'first-layers:8' here" in capsys.readouterr().err
+    assert "drafter is 'default' there and 'first-layers:8' here" in capsys.readouterr().err
     assert (directory / FILE_NAME).read_text() == before
     assert state("import", tmp_path / "other" / FILE_NAME, "--force", directory=directory) == 0
     assert json.loads((directory / FILE_NAME).read_text())["fingerprint"]["drafter"] == "first-layers:8"

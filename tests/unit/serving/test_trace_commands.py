@@ -129,19 +129,9 @@ def test_a_server_that_is_killed_ends_the_recording(
         step: dict[str, Any] = {"features": [], "admitted": [], "accepted": [], "sequences": []}
         return ([{"num_speculative_tokens": 2, "cold_start": True}, step], 1) if start == 0 else ([], 1)
 
-    monkeypatch.setattr(trace_commands, "_whole_lines", killed)
+    monkeypatch.setattr(trace_commands, "whole_lines", killed)
     assert record(tmp_path, tmp_path / "trace.json") == 0
     assert "1 steps" in capsys.readouterr().out
-
-
-def test_a_line_that_is_not_whole_yet_is_read_later(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    assert trace_commands._whole_lines(path, 0) == ([], 0)
-    path.write_text('{"a": 1}\n{"b"')
-    lines, read_to = trace_commands._whole_lines(path, 0)
-    assert lines == [{"a": 1}]
-    path.write_text('{"a": 1}\n{"b": 2}\n')
-    assert trace_commands._whole_lines(path, read_to)[0] == [{"b": 2}]
 
 
 def test_without_a_server_it_says_so_and_waits(

@@ -127,15 +127,22 @@ def test_training_raises_the_overlap_at_every_depth(tmp_path: Path) -> None:
     assert (reachable - after < 0.5 * (reachable - before)).all()
 
 
-def test_stopped_training_goes_on_where_it_was(tmp_path: Path) -> None:
-    options = TrainingOptions(minutes=60, batch_tokens=200, checkpoint_seconds=0.0)
+def test_interrupted_training_goes_on_where_it_was(tmp_path: Path) -> None:
+    options = TrainingOptions(minutes=60, batch_tokens=200)
     trainer = Trainer(fresh_network(), text(), options, Objective(), tmp_path)
-    train(trainer, steps=5)  # is stopped in its fifth step; the fourth was the last to be kept
+
+    def interrupt(progress: Progress) -> None:
+        if progress.steps == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(interrupt)
     other = Trainer(fresh_network(), text(), options, Objective(), tmp_path)
-    assert other.progress.steps == 4
-    seconds = other.progress.seconds
-    train(other, steps=6)
-    assert other.progress.seconds > seconds
+    assert other.progress == trainer.progress
+    for mine, theirs in zip(other.network.parameters(), trainer.network.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    train(other, steps=7)
+    assert other.progress.seconds > trainer.progress.seconds
 
 
 def test_an_epoch_has_every_sequence_once_in_batches_of_the_size_asked_for() -> None:

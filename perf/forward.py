@@ -1,0 +1,107 @@
+"""The target's packed forward against the bare one of as many tokens, with both ways of computing linear layers.
+
+    python perf/forward.py --shapes 1x1x100 1x4x100 64x1x300 --output perf/results/forward.md
+
+A shape is rows x tokens of each x cached tokens of each. "Bare" is the unmodified model on that many tokens of one
+sequence, without a cache; "plain" and "transposed" are the packed forward, with attention and cache, and logits after
+every token. All arms of a shape are interleaved and repeated; the numbers are medians in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from adaptive_verification.forward import linear
+from adaptive_verification.forward.causal_model import CausalModel
+from adaptive_verification.forward.loading import model_options
+from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.serving.default_pair import resolve_model
+from adaptive_verification.settings import ModelSettings
+from perf.provenance import provenance
+
+SHAPES = ("1x1x100", "1x2x100", "1x4x100", "1x8x100", "8x1x100", "8x4x100", "64x1x115", "64x1x300", "64x4x300")
+
+
+def load(target: str, *, transposed: bool) -> CausalModel:
+    """The packed model with its linear layers computed one way, whatever is faster here."""
+    options = model_options(ModelSettings(target=target, cache_slots=64, max_context_tokens=512))
+    with patch.object(linear, "_transposed_is_faster", lambda weights: transposed):
+        return CausalModel.load(target, options)
+
+
+def packed(model: CausalModel, num_rows: int, query_length: int, context_length: int) -> Callable[[], object]:
+    rows = [Row(slot, context_length, query_length) for slot in range(num_rows)]
+    num_tokens = num_rows * query_length
+    places = torch.arange(num_tokens, device=model.device)
+    return lambda: model.forward(torch.ones(num_tokens, dtype=torch.int64), rows, places)[:, 0].cpu()
+
+
+def medians(arms: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Milliseconds of each arm, interleaved."""
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for repeat in range(repeats + 1):
+        for name, run in arms.items():
+            started = time.perf_counter()
+            run()
+            if repeat:  # the first warms up
+                times[name].append((time.perf_counter() - started) * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="default")
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="ROWSxTOKENSxCONTEXT")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--output", type=Path, help="write the table to this file as well")
+    arguments = parser.parse_args()
+
+    target = resolve_model(arguments.target)
+    plain, transposed = load(target, transposed=False), load(target, transposed=True)
+    bare: Any = AutoModelForCausalLM.from_pretrained(target, dtype=plain.cache.keys[0].dtype)
+    bare.to(plain.device).eval()
+    lines = [
+        "| rows | tokens each | context | bare | plain | transposed | plain / bare | transposed / bare |",
+        "|---" * 8 + "|",
+    ]
+    for shape in tqdm(arguments.shapes, unit="shape"):
+        num_rows, query_length, context_length = map(int, shape.split("x"))
+        tokens = torch.ones(1, num_rows * query_length, dtype=torch.int64, device=plain.device)
+
+        def run_bare(tokens: torch.Tensor = tokens) -> torch.Tensor:
+            logits: torch.Tensor = bare(input_ids=tokens, use_cache=False).logits
+            return logits[0, :, 0].cpu()
+
+        times = medians(
+            {
+                "bare": run_bare,
+                "plain": packed(plain, num_rows, query_length, context_length),
+                "transposed": packed(transposed, num_rows, query_length, context_length),
+            },
+            arguments.repeats,
+        )
+        ratios = [times[name] / times["bare"] for name in ("plain", "transposed")]
+        cells = [f"{value:.0f}" for value in times.values()] + [f"{ratio:.2f}" for ratio in ratios]
+        lines.append(f"| {num_rows} | {query_length} | {context_length} | " + " | ".join(cells) + " |")
+    table = "\n".join(lines) + f"\n\n{provenance()}\n"
+    print(table)
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(table)
+
+
+if __name__ == "__main__":
+    main()
