@@ -73,6 +73,7 @@ class Traffic:
             draft_match_length=zero,
             draft_tokens=torch.zeros(drafts, dtype=torch.int32),
             draft_log_odds=torch.from_numpy(log_odds),
+            draft_features=torch.empty(0),
             candidate_count=torch.ones(drafts, dtype=torch.int32),
             candidate_ids=torch.zeros(drafts, dtype=torch.int32),
             candidate_probs=torch.ones(drafts),

@@ -160,7 +160,7 @@ def run_study(options: argparse.Namespace, results: ResultsDirectory, points: li
     missing = [point for point in points if point not in measured]
     if not missing:
         return
-    results.begin_run(provenance())
+    results.study_file.begin_run(provenance())
     left_out = 0
     with tempfile.TemporaryDirectory() as directory:
         state = Path(directory, "state")
@@ -188,9 +188,9 @@ def write_report(results: ResultsDirectory) -> None:
     """The table and the pictures of all measurements there are."""
     if not results.measurements:
         return
-    table = markdown(results.measurements) + "\n\n" + "\n\n".join(results.provenance) + "\n"
+    table = markdown(results.measurements) + "\n\n" + "\n\n".join(results.study_file.provenance) + "\n"
     (results.path / "load.md").write_text(table)
-    about = " / ".join(results.provenance).replace("`", "")
+    about = " / ".join(results.study_file.provenance).replace("`", "")
     draw_throughput_ratio(results.measurements, results.path / "throughput_ratio.png", about)
     draw_pareto(results.measurements, results.path / "pareto.png", about)
     print(table)

@@ -1,14 +1,9 @@
-"""The load study's measurements on disk: a CSV that grows by a line per point, and beside it what they belong to.
-
-A study that was interrupted goes on where it ended, but only with the same requests and settings: numbers of different
-work must not stand in one table.
-"""
+"""The load study's measurements on disk: a CSV that grows by a line per point, and beside it what they belong to."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +11,7 @@ from typing import Any, get_type_hints
 
 from adaptive_verification.errors import SetupError
 from perf.load_plan import Point
+from perf.study_file import StudyFile
 
 
 @dataclass(frozen=True)
@@ -69,24 +65,9 @@ class ResultsDirectory:
 
     def __init__(self, path: Path, study: Mapping[str, Any]) -> None:
         self.path = path
+        self.study_file = StudyFile(path, study)
         self._csv = path / "load.csv"
-        self._study_file = path / "study.json"
-        path.mkdir(parents=True, exist_ok=True)
-        self.provenance: list[str] = []
-        """Of every run that added measurements."""
-        self._study = json.loads(json.dumps(study))  # as it is read back
-        if self._study_file.exists():
-            content = json.loads(self._study_file.read_text())
-            self._refuse_other(content["study"])
-            self.provenance = content["provenance"]
         self.measurements = self._read()
-
-    def begin_run(self, provenance: str) -> None:
-        """Before a run's first measurement."""
-        if provenance not in self.provenance:
-            self.provenance.append(provenance)
-        content = {"study": self._study, "provenance": self.provenance}
-        self._study_file.write_text(json.dumps(content, indent=1) + "\n")
 
     def add(self, measurement: Measurement) -> None:
         """Writes it before it returns."""
@@ -113,12 +94,3 @@ class ResultsDirectory:
                 ]
         except (KeyError, TypeError, ValueError) as error:
             raise SetupError(f"{self._csv} cannot be read ({error!r}); delete it, or name another --output") from None
-
-    def _refuse_other(self, present: Mapping[str, Any]) -> None:
-        for name in self._study.keys() | present.keys():
-            there, asked = present.get(name), self._study.get(name)
-            if there != asked:
-                raise SetupError(
-                    f"{self.path} was measured with {name}={there}; this study has {asked}. "
-                    "Name another --output, or delete the folder."
-                )

@@ -17,7 +17,8 @@ from adaptive_verification.errors import SettingsError
 S = TypeVar("S", bound="StageSettings")
 
 DEFAULT_PAIR = "default"
-"""The name of the pair that `serving.default_pair` prepares: SmolLM2-135M-Instruct and its own first layers."""
+"""The name of the pair that needs no choosing: SmolLM2-135M-Instruct, which `serving.default_pair` prepares, and the
+drafter in `drafters/`."""
 
 LOOKUP = "lookup"
 """The name of the drafter that is no model."""
@@ -72,18 +73,18 @@ class ModelSettings(StageSettings):
 class VerifierSettings(ModelSettings):
     """Settings of the model `verifier`."""
 
-    drafter: str = Field(
-        "first-layers:6", description="As the drafter's; tells whether it needs hidden states, and which."
-    )
+    drafter: str = Field(DEFAULT_PAIR, description="As the drafter's; tells whether it needs hidden states, and which.")
 
 
 class DrafterSettings(ModelSettings):
     """Settings of the model `drafter`."""
 
     drafter: str = Field(
-        "first-layers:6",
-        description="What drafts: `first-layers:N` (the target's own first N layers with its head), or a directory or "
-        "hub name of any causal language model with the target's tokenizer, or `lookup`: no model, only what "
+        DEFAULT_PAIR,
+        description="What drafts: the directory of a drafter made by `train-drafter`; a directory or hub name of any "
+        "causal language model with the target's tokenizer; `first-layers:N` (the target's own first N layers with its "
+        "head); `default` (the one that was trained for the default target; for any other target `lookup`); or "
+        "`lookup`: no model, only what "
         "`lookup_min_match` finds.",
     )
     lookup_min_match: int = Field(
@@ -95,6 +96,12 @@ class DrafterSettings(ModelSettings):
     )
     draft_top_k: int = Field(
         64, ge=1, le=4096, description="Most likely tokens that a sampled draft is drawn from, renormalized."
+    )
+    draft_features: Literal["none", "all"] = Field(
+        "none",
+        description="What the estimator is sent of a draft's distribution beside its log-odds. `all`: entropy, margin "
+        "of the two most likely tokens, and the drawn token's log-odds, which only recordings keep. Costs two to three "
+        "passes over the vocabulary for each draft.",
     )
     max_catch_up_tokens: int = Field(
         256,
@@ -115,8 +122,9 @@ class EstimatorSettings(StageSettings):
     )
     feature: str = Field(
         "logit_q_max",
-        description="What acceptance is predicted from: `logit_q_max`, `gumbel_q_max`, `log_q_max`, or without a fit "
-        "`q_max_unfitted` and `drafter_score` (a drafter's own confidence head).",
+        description="What acceptance is predicted from: `logit_q_max`, `gumbel_q_max`, `log_q_max`; with the drafter's "
+        "`draft_features` = `all` also `entropy` and `top_two_margin`; or without a fit `q_max_unfitted` and "
+        "`drafter_score` (a drafter's own confidence head).",
     )
     evidence: Literal["none", "history"] = Field(
         "history",
@@ -150,7 +158,7 @@ class EstimatorSettings(StageSettings):
     )
     target: str = Field(DEFAULT_PAIR, description="As the verifier's; tells whose kept state it is.")
     drafter: str = Field(
-        "first-layers:6",
+        DEFAULT_PAIR,
         description="As the drafter's; tells whose kept state it is, and whether drafting takes a model's time.",
     )
     acceptance: Literal["rejection", "coupled"] = Field(

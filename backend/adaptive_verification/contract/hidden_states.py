@@ -30,9 +30,9 @@ NO_STATES = RowStates(0, 0, torch.empty(0, dtype=torch.uint8))
 class RequestFields(TypedDict):
     """The fields of the same names in a `StepRequest`."""
 
-    hidden_start: Tensor
-    hidden_count: Tensor
-    hidden_states: Tensor
+    previous_hidden_start: Tensor
+    previous_hidden_count: Tensor
+    previous_hidden_states: Tensor
 
 
 def of_rows(result: StepResult) -> list[RowStates]:
@@ -47,7 +47,7 @@ def for_rows(rows: Sequence[RowStates]) -> RequestFields:
     """The fields of a request with these rows."""
     there = [row.states for row in rows if row.num_states]
     return RequestFields(
-        hidden_start=torch.tensor([row.start for row in rows], dtype=torch.int32),
-        hidden_count=torch.tensor([row.num_states for row in rows], dtype=torch.int32),
-        hidden_states=torch.cat(there) if there else NO_STATES.states,
+        previous_hidden_start=torch.tensor([row.start for row in rows], dtype=torch.int32),
+        previous_hidden_count=torch.tensor([row.num_states for row in rows], dtype=torch.int32),
+        previous_hidden_states=torch.cat(there) if there else NO_STATES.states,
     )

@@ -63,7 +63,7 @@ class TensorSpec:
     """What one field of a message looks like on the wire.
 
     `length` is `ONE_PER_ROW`, `ANY_LENGTH` or the name of the count field of the same message whose sum it is; of a
-    tensor that `is_wide` each entry is a run of values, all of one width.
+    tensor that `is_wide` each entry is a run of values, all of one width, which may be 0.
     64-bit unsigned wire types are kept as int64 with the same bits, because torch does no arithmetic on uint64.
     `read_by` names the stages that are sent the tensor: each costs some 0.05 ms of every step.
     """
@@ -102,6 +102,10 @@ def _uint64(length: str, *read_by: str) -> Any:
 
 def _wide_bytes(length: str, *read_by: str) -> Any:
     return _tensor(torch.uint8, "UINT8", length, read_by, is_wide=True)
+
+
+def _wide_float32(length: str, *read_by: str) -> Any:
+    return _tensor(torch.float32, "FP32", length, read_by, is_wide=True)
 
 
 @dataclass
@@ -150,7 +154,8 @@ class Message:
             else:
                 expected, reason = int(getattr(self, spec.length).sum()), f"the sum of {spec.length.upper()}"
             if spec.is_wide:
-                if (expected == 0) != (tensor.numel() == 0) or (expected and tensor.numel() % expected):
+                left_over = tensor.numel() % expected if expected else tensor.numel()
+                if left_over:
                     raise ContractError(
                         f"{spec.name} has {tensor.numel()} entries; it must have as many for each of {expected} "
                         f"({reason})"
@@ -220,8 +225,8 @@ class StepRequest(Message):
         "top_k": (lambda values: values >= 0, "at least 0"),
         "acceptance": (lambda values: (values == REJECTION) | (values == COUPLED), "0 or 1"),
         "previous_accepted": (lambda values: values >= NO_LABEL, "at least -1"),
-        "hidden_start": (lambda values: values >= 0, "at least 0"),
-        "hidden_count": (lambda values: values >= 0, "at least 0"),
+        "previous_hidden_start": (lambda values: values >= 0, "at least 0"),
+        "previous_hidden_count": (lambda values: values >= 0, "at least 0"),
     }
 
     sequence_id: Tensor = _uint64(ONE_PER_ROW)  # chosen by the caller
@@ -241,9 +246,9 @@ class StepRequest(Message):
         ONE_PER_ROW, ESTIMATOR
     )  # drafts of the last step that the target accepted; NO_LABEL
     previous_cost: Tensor = _float32(ANY_LENGTH, ESTIMATOR)  # the last result's STEP_COST, or empty
-    hidden_start: Tensor = _int32(ONE_PER_ROW, DRAFTER)  # the position of the row's first hidden state
-    hidden_count: Tensor = _int32(ONE_PER_ROW, DRAFTER)  # 0 where there are none to hand on
-    hidden_states: Tensor = _wide_bytes("hidden_count", DRAFTER)  # as the last result gave them
+    previous_hidden_start: Tensor = _int32(ONE_PER_ROW, DRAFTER)  # the position of the row's first hidden state
+    previous_hidden_count: Tensor = _int32(ONE_PER_ROW, DRAFTER)  # 0 where there are none to hand on
+    previous_hidden_states: Tensor = _wide_bytes("previous_hidden_count", DRAFTER)  # as the last result gave them
     release: Tensor = _uint64(ANY_LENGTH)  # sequences to forget
     evidence_key: Tensor = _uint64(
         ANY_LENGTH, ESTIMATOR
@@ -280,6 +285,9 @@ class Draft(Message):
     draft_log_odds: Tensor = _float32(
         "drafted_count", ESTIMATOR
     )  # of the drafter's most likely token, see `estimation.features`
+    draft_features: Tensor = _wide_float32(
+        "drafted_count", ESTIMATOR
+    )  # what else was measured of each draft's distribution, `estimation.features.DRAFT_FEATURES`; or empty
     candidate_count: Tensor = _int32("drafted_count", VERIFIER)
     candidate_ids: Tensor = _int32("candidate_count", VERIFIER)
     candidate_probs: Tensor = _float32("candidate_count", VERIFIER)

@@ -29,7 +29,7 @@ class HandedOnStates:
         kept: list[int] = []
         offset = 0
         for placement, start, count in zip(
-            placements, request.hidden_start.tolist(), request.hidden_count.tolist(), strict=True
+            placements, request.previous_hidden_start.tolist(), request.previous_hidden_count.tolist(), strict=True
         ):
             sequence = placement.sequence
             if sequence is not None and count:
@@ -42,16 +42,16 @@ class HandedOnStates:
                 sequence.states_length = max(end, sequence.states_length)
             offset += count
         if kept:
-            states = request.hidden_states.view(self._model.dtype).view(-1, self._model.states_width)
+            states = request.previous_hidden_states.view(self._model.dtype).view(-1, self._model.states_width)
             if len(kept) < len(states):
                 states = states[torch.tensor(kept, dtype=torch.int64, device=states.device)]
             self._model.write_states(torch.tensor(slots), torch.tensor(positions), states)
 
     def _check(self, request: StepRequest) -> None:
-        num_states = int(request.hidden_count.sum())
-        if request.hidden_states.numel() != num_states * self._row_bytes:
+        num_states = int(request.previous_hidden_count.sum())
+        if request.previous_hidden_states.numel() != num_states * self._row_bytes:
             raise ContractError(
-                f"HIDDEN_STATES has {request.hidden_states.numel()} bytes for {num_states} states; each state must "
-                f"have {self._row_bytes} bytes ({self._model.states_width} numbers of {self._model.dtype}), as "
-                "verifier gives them"
+                f"PREVIOUS_HIDDEN_STATES has {request.previous_hidden_states.numel()} bytes for {num_states} states; each "
+                f"state must have {self._row_bytes} bytes ({self._model.states_width} numbers of {self._model.dtype}), "
+                "as verifier gives them"
             )

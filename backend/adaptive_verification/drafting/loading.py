@@ -11,6 +11,7 @@ from adaptive_verification.drafting.lookup_stage import LookupDrafter
 from adaptive_verification.drafting.stage import CausalDrafter
 from adaptive_verification.errors import SettingsError, UnsupportedModel
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, publish_curves
+from adaptive_verification.estimation.features import DRAFT_FEATURES
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.loading import model_options, vocabulary_size
 from adaptive_verification.forward.timing import sizes_up_to, time_forward
@@ -41,6 +42,7 @@ def load_drafter(settings: DrafterSettings) -> Drafter:
         capacity=settings.max_context_tokens,
         idle_seconds=settings.idle_seconds,
         vocab_size=vocabulary_size(target),
+        num_features=len(DRAFT_FEATURES) if settings.draft_features == "all" else 0,
     )
 
 
@@ -71,6 +73,7 @@ def _load_model(settings: DrafterSettings, drafter: str, target: str) -> CausalD
         idle_seconds=settings.idle_seconds,
         draft_top_k=settings.draft_top_k,
         max_catch_up_tokens=settings.max_catch_up_tokens,
+        with_features=settings.draft_features == "all",
     )
 
 

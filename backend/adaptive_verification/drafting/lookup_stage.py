@@ -23,7 +23,7 @@ from adaptive_verification.forward.step_rows import place_rows
 MAX_MATCH = 32
 """A longer match is as good as this one."""
 NO_LOG_ODDS = 0.0
-"""`DRAFT_LOG_ODDS` of a looked-up draft: it says nothing, and nothing reads it."""
+"""`DRAFT_LOG_ODDS` of a looked-up draft, and each of its `DRAFT_FEATURES`: it says nothing, and nothing reads it."""
 
 
 class _Found(NamedTuple):
@@ -45,6 +45,7 @@ class LookupDrafter:
         num_slots, capacity, idle_seconds: of the sequences remembered, see `SequenceTable`. Where there is a model,
             the same as its own.
         vocab_size: of the target.
+        num_features: numbers that `DRAFT_FEATURES` has for each draft; as the model's.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class LookupDrafter:
         capacity: int,
         idle_seconds: float,
         vocab_size: int,
+        num_features: int = 0,
     ) -> None:
         self._model = model
         self._min_match = min_match
         self._capacity = capacity
         self._vocab_size = vocab_size
+        self._num_features = num_features
         self._table = SequenceTable(num_slots, capacity, idle_seconds)
         self._indices: dict[int, LookupIndex] = {}
 
@@ -71,12 +74,12 @@ class LookupDrafter:
         found = self._find(request, placements)
         statuses = _int32([placement.status for placement in placements])
         if self._model is None:
-            return _looked_up(found, statuses)
+            return self._looked_up(found, statuses)
         is_models = torch.tensor([not drafts.tokens for drafts in found], dtype=torch.bool) & (statuses == STATUS_OK)
         limits = torch.where(is_models, request.draft_limit, request.draft_limit.clamp(max=0))
         by_model = self._model.step(dataclasses.replace(request, draft_limit=limits))
         statuses = torch.where(by_model.draft_status == STATUS_OK, statuses, by_model.draft_status)
-        return _merged(by_model, _looked_up(found, statuses))
+        return _merged(by_model, self._looked_up(found, statuses))
 
     def _confirm(self, request: StepRequest, placements: list[Placement]) -> None:
         self._indices = {key: index for key, index in self._indices.items() if key in self._table}
@@ -105,24 +108,24 @@ class LookupDrafter:
                 found[-1] = _Found(match.length, index.continuation(match, limit))
         return found
 
-
-def _looked_up(found: list[_Found], statuses: Tensor) -> Draft:
-    """The drafts of the rows that are ok."""
-    kept = [
-        drafts if status == STATUS_OK else _NOTHING for drafts, status in zip(found, statuses.tolist(), strict=True)
-    ]
-    draft_tokens = _int32([token for drafts in kept for token in drafts.tokens])
-    return Draft(
-        drafted_count=_int32([len(drafts.tokens) for drafts in kept]),
-        draft_status=statuses,
-        draft_match_length=_int32([drafts.match_length for drafts in kept]),
-        draft_tokens=draft_tokens,
-        draft_log_odds=torch.full(draft_tokens.shape, NO_LOG_ODDS),
-        candidate_count=torch.ones_like(draft_tokens),
-        candidate_ids=draft_tokens,
-        candidate_probs=torch.ones(draft_tokens.shape),
-        draft_cost=DraftCost.nothing().to_tensor(),
-    )
+    def _looked_up(self, found: list[_Found], statuses: Tensor) -> Draft:
+        """The drafts of the rows that are ok."""
+        kept = [
+            drafts if status == STATUS_OK else _NOTHING for drafts, status in zip(found, statuses.tolist(), strict=True)
+        ]
+        draft_tokens = _int32([token for drafts in kept for token in drafts.tokens])
+        return Draft(
+            drafted_count=_int32([len(drafts.tokens) for drafts in kept]),
+            draft_status=statuses,
+            draft_match_length=_int32([drafts.match_length for drafts in kept]),
+            draft_tokens=draft_tokens,
+            draft_log_odds=torch.full(draft_tokens.shape, NO_LOG_ODDS),
+            draft_features=torch.full((self._num_features * len(draft_tokens),), NO_LOG_ODDS),
+            candidate_count=torch.ones_like(draft_tokens),
+            candidate_ids=draft_tokens,
+            candidate_probs=torch.ones(draft_tokens.shape),
+            draft_cost=DraftCost.nothing().to_tensor(),
+        )
 
 
 def _merged(by_model: Draft, looked_up: Draft) -> Draft:
@@ -139,13 +142,16 @@ def _merged(by_model: Draft, looked_up: Draft) -> Draft:
 
     def joined(field: str, order: Tensor) -> Tensor:
         models, ours = getattr(by_model, field), getattr(looked_up, field)
-        return torch.cat([models, ours.to(models.device)])[order.to(models.device)]
+        values = torch.cat([models, ours.to(models.device)])
+        width = values.numel() // len(order)  # 1, but for `draft_features`
+        return values.view(len(order), width)[order.to(models.device)].flatten()
 
     return dataclasses.replace(
         looked_up,
         drafted_count=by_model.drafted_count + looked_up.drafted_count,
         draft_tokens=joined("draft_tokens", in_row_order),
         draft_log_odds=joined("draft_log_odds", in_row_order),
+        draft_features=joined("draft_features", in_row_order),
         candidate_count=joined("candidate_count", in_row_order),
         candidate_ids=joined("candidate_ids", candidates_in_row_order),
         candidate_probs=joined("candidate_probs", candidates_in_row_order),

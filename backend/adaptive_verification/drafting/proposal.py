@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from adaptive_verification.estimation.features import logit_q_max
+from adaptive_verification.estimation.features import draft_features, logit_q_max
 from adaptive_verification.sampling import gumbel, noise
 from adaptive_verification.sampling.draw import draw
 from adaptive_verification.sampling.truncation import Candidates, scale, truncate
@@ -29,6 +29,7 @@ class Proposal(NamedTuple):
     tokens: Tensor  # [rows] int64, drawn from q
     q: Candidates  # [rows, width]
     log_odds: Tensor  # [rows] float32, of the most likely token, over the whole vocabulary
+    features: Tensor | None  # [rows, 3], `DRAFT_FEATURES`, likewise; None where nobody asked for them
 
 
 def propose(
@@ -40,6 +41,7 @@ def propose(
     draft_top_k: int,
     keys: Keys,
     token_ids: Tensor | None = None,
+    with_features: bool = False,
 ) -> Proposal:
     """Draws one draft of each row.
 
@@ -55,13 +57,19 @@ def propose(
     scaled = scale(logits, temperature)
     at_most = torch.where(top_k > 0, top_k.clamp(max=draft_top_k), draft_top_k)
     q = truncate(scaled, temperature, at_most, top_p)
+    places = q.ids
     if token_ids is not None:
         q = Candidates(token_ids[q.ids], q.probs)
     q = Candidates(q.ids, q.probs.to(torch.float32).to(torch.float64))  # what travels is what is drawn from
     index = _choose(q, keys)
     q = Candidates(q.ids, torch.where(keys.coupled.unsqueeze(-1), one_hot(index, q.probs.shape[-1]), q.probs))
-    tokens = q.ids.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    return Proposal(tokens, q, logit_q_max(scaled))
+    features = draft_features(scaled, _at(places, index)) if with_features else None
+    return Proposal(_at(q.ids, index), q, logit_q_max(scaled), features)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """`[rows, n]` and `[rows]` -> `[rows]`."""
+    return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 def _choose(q: Candidates, keys: Keys) -> Tensor:

@@ -48,15 +48,17 @@ class CausalDrafter:
         idle_seconds: float,
         draft_top_k: int,
         max_catch_up_tokens: int,
+        with_features: bool = False,
     ) -> None:
         """`target_vocab_size`: ids from there on, which padding of the drafter's embedding may add, are never
-        drafted."""
+        drafted. `with_features`: the drafts carry `estimation.features.DRAFT_FEATURES`."""
         self._model = model
         self._states = HandedOnStates(model) if isinstance(model, HiddenStateModel) else None
         self._token_ids = model.token_ids if isinstance(model, HiddenStateModel) else None
         self._num_ids = min(target_vocab_size, model.vocab_size if self._token_ids is None else len(self._token_ids))
         self._draft_top_k = min(draft_top_k, self._num_ids)
         self._max_catch_up_tokens = max_catch_up_tokens
+        self._with_features = with_features
         self._table = SequenceTable(model.num_slots, model.capacity, idle_seconds)
 
     @torch.inference_mode()
@@ -73,7 +75,9 @@ class CausalDrafter:
         if rows:
             logits = self._prefill(rows, len(drafting))
             if drafting:
-                sampler = _Sampler(request, drafting, self._draft_top_k, self._token_ids, self._model.device)
+                sampler = _Sampler(
+                    request, drafting, self._draft_top_k, self._token_ids, self._with_features, self._model.device
+                )
                 proposals.append(sampler.propose(logits[:, : self._num_ids], depth=0))
                 prefilled = time.perf_counter()
                 proposals += self._extend(drafting, sampler, proposals[0])
@@ -142,6 +146,7 @@ class CausalDrafter:
                 draft_match_length=torch.zeros_like(drafted_count),
                 draft_tokens=nothing,
                 draft_log_odds=torch.empty(0),
+                draft_features=torch.empty(0),
                 candidate_count=nothing,
                 candidate_ids=nothing,
                 candidate_probs=torch.empty(0),
@@ -157,6 +162,8 @@ class CausalDrafter:
         q_probs = _stack([proposal.q.probs for proposal in proposals])[in_row_order][is_draft]  # [drafts, C]
         q_ids = _stack([proposal.q.ids for proposal in proposals])[in_row_order][is_draft]
         log_odds = _stack([proposal.log_odds for proposal in proposals])[in_row_order][is_draft]
+        of_features = [proposal.features for proposal in proposals if proposal.features is not None]
+        features = _stack(of_features)[in_row_order][is_draft] if of_features else torch.empty(0)  # [drafts, 3]
         is_candidate = q_probs > 0
         for row, drafts in zip(drafting, _stack([p.tokens for p in proposals]).tolist(), strict=True):
             # drafts that followed from the drafter's own states are computed again, from the target's
@@ -168,6 +175,7 @@ class CausalDrafter:
             draft_match_length=torch.zeros_like(drafted_count),
             draft_tokens=tokens[is_draft].to("cpu", torch.int32),
             draft_log_odds=log_odds.to(torch.float32),
+            draft_features=features.to(torch.float32).flatten(),
             candidate_count=is_candidate.sum(-1).to("cpu", torch.int32),
             candidate_ids=q_ids[is_candidate].to(torch.int32),
             candidate_probs=q_probs[is_candidate].to(torch.float32),
@@ -184,6 +192,7 @@ class _Sampler:
         drafting: list[_CatchUp],
         draft_top_k: int,
         token_ids: Tensor | None,
+        with_features: bool,
         device: torch.device,
     ) -> None:
         index = torch.tensor([row.index for row in drafting])
@@ -195,6 +204,7 @@ class _Sampler:
         self._block = torch.tensor([row.sequence.confirmed_length for row in drafting], device=device)
         self._draft_top_k = draft_top_k
         self._token_ids = token_ids
+        self._with_features = with_features
 
     def propose(self, logits: Tensor, depth: int) -> Proposal:
         """One draft of each of the first rows, as many as there are logits."""
@@ -206,6 +216,7 @@ class _Sampler:
             top_p=self._top_p[rows],
             draft_top_k=self._draft_top_k,
             token_ids=self._token_ids,
+            with_features=self._with_features,
             keys=Keys(self._seed[rows], self._block[rows], depth, self._coupled[rows]),
         )
 

@@ -1,9 +1,13 @@
 """What a draft's acceptance is predicted from: one number per draft, made from the drafter's distribution.
 
+Two halves. The drafter measures each distribution on its own device: the log-odds of the most likely token, which every
+draft carries, and where it is asked for them `DRAFT_FEATURES`. The estimator makes its feature of these numbers.
+
 A lossless feature of draft i depends on the tokens before it only. A lossy one looks at the drawn token itself:
 trimming by it biases the output, so it is for studies and never for serving.
 
-This module knows logits and log-odds, nothing of fits, budgets or requests. Shapes: `[...]` any, the same for all.
+This module knows logits and what is measured of them, nothing of fits, budgets or requests. Shapes: `[...]` any, the
+same for all; `[..., vocabulary]` logits are already divided by the temperature (see `sampling.truncation.scale`).
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ MAX_LOG_ODDS = 40.0
 _FAR_BELOW = 1e30
 """Stands for an infinite logit: no probability beside any other, and still finite when subtracted."""
 
-
-def scaled_by_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Logits `[..., vocabulary]` divided by the temperature `[...]`; unscaled where the temperature is 0."""
-    return logits / torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1)
+NEGATIVE_ENTROPY, TOP_TWO_MARGIN, DRAWN_LOG_ODDS = range(3)
+DRAFT_FEATURES = ("negative_entropy", "top_two_margin", "drawn_log_odds")
+"""What `draft_features` measures, in this order: the entropy in nats, negative, so that more means likelier accepted
+(as the fit's non-negative slope needs); the difference of the two largest logits; the log-odds of the drawn token."""
 
 
 def log_odds_of(logits: Tensor, token: Tensor) -> Tensor:
@@ -52,23 +56,41 @@ def logit_q_max(logits: Tensor) -> Tensor:
     return log_odds_of(logits, _finite(logits).argmax(-1))
 
 
-def clean_log_odds(log_odds: Tensor) -> Tensor:
-    """Log-odds as a drafter sends them, made finite and clamped; NaN becomes 0, which says nothing either way."""
-    return torch.nan_to_num(log_odds, nan=0.0).clamp_(-MAX_LOG_ODDS, MAX_LOG_ODDS)
+def draft_features(logits: Tensor, drawn: Tensor) -> Tensor:
+    """`DRAFT_FEATURES` of logits `[..., vocabulary]` and the tokens drawn `[...]`: `[..., 3]`, finite."""
+    logits = _finite(logits)
+    return torch.stack([_negative_entropy(logits), _top_two_margin(logits), log_odds_of(logits, drawn)], -1)
+
+
+def clean(measured: Tensor) -> Tensor:
+    """What a drafter sends, made finite and clamped; NaN becomes 0, which of log-odds says nothing either way."""
+    return torch.nan_to_num(measured, nan=0.0).clamp_(-MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One way of looking at a draft's distribution."""
+    """One way of looking at a draft's distribution: a function of one of the numbers that the drafter measures."""
 
     name: str
-    lossless: bool
-    fitted: bool
+    source: int | None
+    """Which of `DRAFT_FEATURES`; None: the log-odds of the most likely token."""
+    of_source: Callable[[Tensor], Tensor]
+    fitted: bool = True
     """False: the feature is itself the log-odds of acceptance, and no fit is applied."""
-    from_logits: Callable[[Tensor, Tensor], Tensor] | None
-    """(temperature-scaled logits `[..., vocabulary]`, drawn tokens `[...]`) -> feature `[...]`."""
-    from_log_odds: Callable[[Tensor], Tensor] | None
-    """Clean log-odds of the most likely token `[...]` -> feature `[...]`; None where they do not determine it."""
+
+    @property
+    def lossless(self) -> bool:
+        return self.source != DRAWN_LOG_ODDS
+
+    def __call__(self, log_odds: Tensor, draft_features: Tensor | None) -> Tensor:
+        """The feature `[...]`, from clean log-odds of the most likely token `[...]` and `DRAFT_FEATURES` `[..., 3]`.
+
+        The second may be None where the feature does not need it.
+        """
+        if self.source is None:
+            return self.of_source(log_odds)
+        assert draft_features is not None  # whoever uses such a feature has checked that the drafter measures it
+        return self.of_source(draft_features[..., self.source])
 
 
 def _log_q(log_odds: Tensor) -> Tensor:
@@ -84,51 +106,42 @@ def _unchanged(log_odds: Tensor) -> Tensor:
     return log_odds
 
 
-def _negative_entropy(logits: Tensor, drawn: Tensor) -> Tensor:
-    """Negative, so that more means likelier to be accepted, as the fit's non-negative slope needs."""
-    log_probs = torch.log_softmax(_finite(logits), -1)
+def _negative_entropy(logits: Tensor) -> Tensor:
+    log_probs = torch.log_softmax(logits, -1)
     return (log_probs.exp() * log_probs).sum(-1)
 
 
-def _top_two_margin(logits: Tensor, drawn: Tensor) -> Tensor:
+def _top_two_margin(logits: Tensor) -> Tensor:
     if logits.shape[-1] == 1:
         return torch.full_like(logits[..., 0], MAX_LOG_ODDS)
-    first, second = _finite(logits).topk(2, -1).values.unbind(-1)
+    first, second = logits.topk(2, -1).values.unbind(-1)
     return _clamped(first - second)
-
-
-def _of_most_likely(name: str, from_log_odds: Callable[[Tensor], Tensor], *, fitted: bool = True) -> Feature:
-    return Feature(name, True, fitted, lambda logits, drawn: from_log_odds(logit_q_max(logits)), from_log_odds)
-
-
-def _of_drawn(name: str, from_log_odds: Callable[[Tensor], Tensor]) -> Feature:
-    return Feature(name, False, True, lambda logits, drawn: from_log_odds(log_odds_of(logits, drawn)), None)
 
 
 FEATURES: dict[str, Feature] = {
     feature.name: feature
     for feature in (
-        _of_most_likely("logit_q_max", _unchanged),
-        _of_most_likely("gumbel_q_max", _gumbel_quantile),
-        Feature("entropy", True, True, _negative_entropy, None),
-        Feature("top_two_margin", True, True, _top_two_margin, None),
-        _of_most_likely("log_q_max", _log_q),
-        _of_most_likely("q_max_unfitted", _unchanged, fitted=False),
-        Feature("drafter_score", True, False, None, _unchanged),
-        _of_drawn("logit_q_drawn", _unchanged),
-        _of_drawn("gumbel_q_drawn", _gumbel_quantile),
+        Feature("logit_q_max", None, _unchanged),
+        Feature("gumbel_q_max", None, _gumbel_quantile),
+        Feature("entropy", NEGATIVE_ENTROPY, _unchanged),
+        Feature("top_two_margin", TOP_TWO_MARGIN, _unchanged),
+        Feature("log_q_max", None, _log_q),
+        Feature("q_max_unfitted", None, _unchanged, fitted=False),
+        Feature("drafter_score", None, _unchanged, fitted=False),
+        Feature("logit_q_drawn", DRAWN_LOG_ODDS, _unchanged),
+        Feature("gumbel_q_drawn", DRAWN_LOG_ODDS, _gumbel_quantile),
     )
 }
 """By name. `drafter_score`: a drafter's own confidence head sends its log-odds in the place of logit(q_max)."""
 
 
 def serving_feature(name: str) -> Feature:
-    """The feature of that name, if trimming by it is lossless and a `Draft` carries what it needs.
+    """The feature of that name, if trimming by it is lossless.
 
     Raises:
         SettingsError: it is not.
     """
-    allowed = ", ".join(key for key, known in FEATURES.items() if known.lossless and known.from_log_odds)
+    allowed = ", ".join(key for key, known in FEATURES.items() if known.lossless)
     feature = FEATURES.get(name)
     if feature is None:
         raise SettingsError(f"feature={name!r} is unknown; serving allows: {allowed}")
@@ -136,8 +149,6 @@ def serving_feature(name: str) -> Feature:
         raise SettingsError(
             f"feature={name!r} looks at the drawn token, so trimming by it biases the output; serving allows: {allowed}"
         )
-    if feature.from_log_odds is None:
-        raise SettingsError(f"feature={name!r} needs raw logits, which drafts do not carry; serving allows: {allowed}")
     return feature
 
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_verification.estimation.features import MAX_LOG_ODDS
+from adaptive_verification.estimation.features import DRAFT_FEATURES, MAX_LOG_ODDS
 from adaptive_verification.estimation.online_fit import INITIAL_INTERCEPT, INITIAL_SLOPE, RIDGE, OnlineFit
 from adaptive_verification.estimation.recording_files import RecordingRequest, end_request, recording_path
 from adaptive_verification.estimation.trace import coefficients
@@ -54,17 +54,26 @@ class Recorder:
         self,
         sequences: NDArray[np.int64],
         log_odds: NDArray[np.float32],
+        draft_features: NDArray[np.float32] | None,
         admitted: NDArray[np.int64],
         accepted: NDArray[np.int32],
     ) -> None:
-        """The rows of one fold, before it: `[rows]`, but for `log_odds` `[rows, k]`; the first `admitted` count."""
+        """The rows of one fold, before it; of each row the first `admitted` drafts count.
+
+        All `[rows]`, but for `log_odds` `[rows, k]` and `draft_features` `[rows, k, 3]`.
+        """
         if self._file is None:
             return
         counts = admitted.tolist()
-        features = [values[:count] for values, count in zip(log_odds.tolist(), counts, strict=True)]
-        self._write(
-            {"features": features, "admitted": counts, "accepted": accepted.tolist(), "sequences": sequences.tolist()}
-        )
+        line = {
+            "features": _cut(log_odds, counts),
+            "admitted": counts,
+            "accepted": accepted.tolist(),
+            "sequences": sequences.tolist(),
+        }
+        if draft_features is not None:
+            line["draft_features"] = _cut(draft_features, counts)
+        self._write(line)
         self._steps += 1
 
     def add_refit(self, fit: OnlineFit) -> None:
@@ -119,6 +128,7 @@ class Recorder:
                     "evidence": settings.evidence,
                 },
                 "num_speculative_tokens": settings.max_draft_tokens,
+                "draft_features": DRAFT_FEATURES,
             }
         )
 
@@ -153,3 +163,7 @@ class Recorder:
             end_request(self._directory)
         except OSError as error:
             logger.warning("the request to record cannot be removed: %s", error)
+
+
+def _cut(values: NDArray[np.float32], counts: list[int]) -> list[list[Any]]:
+    return [row[:count] for row, count in zip(values.tolist(), counts, strict=True)]

@@ -82,7 +82,12 @@ def trace_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if header is None:
             header = line
         elif "features" in line:
-            steps.append({**line, "features": _padded(line["features"], header["num_speculative_tokens"])})
+            width = header["num_speculative_tokens"]
+            padded = {"features": _padded(line["features"], width, 0.0)}
+            if "draft_features" in line:
+                nothing = [0.0] * len(header["draft_features"])
+                padded["draft_features"] = _padded(line["draft_features"], width, nothing)
+            steps.append({**line, **padded})
         elif "after_steps" in line:
             refits.append(line)
     if header is None or not steps:
@@ -90,5 +95,17 @@ def trace_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {**header, "steps": steps, "coefficients": refits}
 
 
-def _padded(rows: Sequence[Sequence[float]], width: int) -> list[list[float]]:
-    return [[*row, *[0.0] * (width - len(row))] for row in rows]
+def whole_lines(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a growing recording from a place on, as far as they are whole, and the place after them."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            content = file.read()
+    except FileNotFoundError:
+        return [], start
+    whole = content[: content.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()], start + len(whole)
+
+
+def _padded(rows: Sequence[Sequence[Any]], width: int, nothing: Any) -> list[list[Any]]:
+    return [[*row, *[nothing] * (width - len(row))] for row in rows]

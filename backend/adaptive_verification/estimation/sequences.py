@@ -1,7 +1,7 @@
 """What the estimator remembers of each sequence between two steps, bounded.
 
-For every sequence: the last block (log-odds, predictions, how many drafts were admitted, at which length) until its
-labels arrive, what its next block may expect, and its residual history. The least recently used sequence
+For every sequence: the last block (what its drafts were like, how many of them were admitted, at which length) until
+its labels arrive, what its next block may expect, and its residual history. The least recently used sequence
 is forgotten when there is no room; `release` forgets at once. Pure storage: what to put there is the stage's business.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_verification.errors import ContractError
+from adaptive_verification.estimation.features import DRAFT_FEATURES
 
 
 class SequenceMemory:
@@ -38,7 +39,10 @@ class SequenceMemory:
         self.exploring = np.zeros(capacity, dtype=bool)
         """Whether the next block keeps all its drafts."""
         self.log_odds = np.zeros((capacity, num_positions), dtype=np.float32)
-        """Of the last block, as the next two."""
+        """Of the last block, as the next four."""
+        self.has_draft_features = np.zeros(capacity, dtype=bool)
+        self.draft_features = np.zeros((capacity, num_positions, len(DRAFT_FEATURES)), dtype=np.float32)
+        """Only where it has them."""
         self.prediction = np.zeros((capacity, num_positions), dtype=np.float32)
         self.history = np.zeros(capacity, dtype=np.float32)
         self.survival = np.zeros((capacity, num_positions), dtype=np.float32)

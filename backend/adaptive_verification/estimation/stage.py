@@ -30,12 +30,13 @@ from adaptive_verification.contract.messages import (
     Estimate,
     StepRequest,
 )
+from adaptive_verification.errors import ContractError
 from adaptive_verification.estimation.budget import survival
 from adaptive_verification.estimation.calibration import Calibration
 from adaptive_verification.estimation.cost_model import CostCurve, CostModel, read_curves
 from adaptive_verification.estimation.evidence import history_feature, history_increments
 from adaptive_verification.estimation.expectation import Expectation
-from adaptive_verification.estimation.features import clean_log_odds, serving_feature
+from adaptive_verification.estimation.features import DRAFT_FEATURES, clean, serving_feature
 from adaptive_verification.estimation.lookup_rates import LookupRates
 from adaptive_verification.estimation.online_fit import OnlineFit
 from adaptive_verification.estimation.policy import Block, make_policy
@@ -129,9 +130,10 @@ class EstimatorStage:
         """Decides about one step's drafts. Repeating a step is harmless: no label counts twice.
 
         Raises:
-            ContractError: more rows than `max_sequences`.
+            ContractError: more rows than `max_sequences`, or drafts without the features that the prediction needs.
         """
         started = self._clock()
+        self._check_features(draft)
         self._memory.release(request.release.tolist())
         slots, fresh_slots = self._memory.slots(request.sequence_id.tolist())
         if fresh_slots:
@@ -165,6 +167,20 @@ class EstimatorStage:
             estimate_cost=torch.tensor([self._last_estimate_ms], dtype=torch.float32),
         )
 
+    def _check_features(self, draft: Draft) -> None:
+        num_values, num_drafts = draft.draft_features.numel(), draft.draft_log_odds.numel()
+        width = len(DRAFT_FEATURES)
+        if num_values not in (0, width * num_drafts):
+            raise ContractError(
+                f"DRAFT_FEATURES has {num_values} numbers for {num_drafts} drafts; it must have none, or for each "
+                f"draft {', '.join(DRAFT_FEATURES)}"
+            )
+        if num_values == 0 and num_drafts > 0 and self._feature.source is not None:
+            raise ContractError(
+                f"feature={self.settings.feature!r} needs DRAFT_FEATURES, and the drafter sends none; set its "
+                "draft_features to all"
+            )
+
     def _look_at_directory(self) -> None:
         if self._recorder is not None:
             self.costs.measured(read_curves(self.settings.state_directory))
@@ -192,9 +208,14 @@ class EstimatorStage:
         accepted, labelled = _labels(accepted_count, admitted)
         depth = accepted.shape[1]
         log_odds, prediction = memory.log_odds[slots, :depth], memory.prediction[slots, :depth]
+        draft_features = memory.draft_features[slots, :depth] if memory.has_draft_features[slots].all() else None
         if self._recorder is not None:
-            self._recorder.add_step(request.sequence_id.numpy()[rows], log_odds, admitted, accepted_count)
-        feature = self._from_log_odds(torch.from_numpy(log_odds)).numpy()
+            self._recorder.add_step(
+                request.sequence_id.numpy()[rows], log_odds, draft_features, admitted, accepted_count
+            )
+        feature = self._feature(
+            torch.from_numpy(log_odds), None if draft_features is None else torch.from_numpy(draft_features)
+        ).numpy()
         history = memory.history[slots]
         if self.uses_history:
             unaided = self.fit.predict(self._design(feature, np.zeros_like(history))).numpy()
@@ -249,8 +270,9 @@ class EstimatorStage:
         self._deepest_asked = max(self._deepest_asked, min(int(asked.max(initial=0)), deepest))
         new_tokens = self._uncached_tokens(request.token_count.numpy(), slots, confirmed_tokens)
 
-        log_odds = clean_log_odds(torch.from_numpy(_padded(draft.draft_log_odds.numpy(), drafted, depth)))  # [rows, k]
-        feature = self._from_log_odds(log_odds).numpy()
+        log_odds = clean(torch.from_numpy(_padded(draft.draft_log_odds.numpy(), drafted, depth)))  # [rows, k]
+        draft_features = self._draft_features(draft, drafted, depth)
+        feature = self._feature(log_odds, draft_features).numpy()
         history = history_feature(memory.residual_sum[slots], memory.information_sum[slots])
         predict = self.fit.predict if self.is_fitted else _unfitted
         prediction = predict(self._design(feature, history)).numpy()
@@ -261,6 +283,9 @@ class EstimatorStage:
         self._expectation.add(prediction, is_drafted & ~looked_up[:, None], whole_survival)
 
         memory.log_odds[slots, :depth] = log_odds.numpy()
+        memory.has_draft_features[slots] = draft_features is not None
+        if draft_features is not None:
+            memory.draft_features[slots, :depth] = draft_features.numpy()
         memory.prediction[slots, :depth] = prediction
         memory.history[slots] = history
         memory.survival[slots[~looked_up]] = whole_survival[~looked_up]
@@ -281,6 +306,13 @@ class EstimatorStage:
             cold=self.is_fitted and self.fit.refits < COLD_REFITS,
         )
 
+    def _draft_features(self, draft: Draft, drafted: NDArray[np.int64], depth: int) -> Tensor | None:
+        """`[rows, k, 3]`, clean; None where the drafter sends none."""
+        if draft.draft_features.numel() == 0 and self._feature.source is None:
+            return None
+        sent = draft.draft_features.numpy().reshape(-1, len(DRAFT_FEATURES))
+        return clean(torch.from_numpy(_padded(sent, drafted, depth)))
+
     def _uncached_tokens(
         self, token_count: NDArray[np.int32], slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]
     ) -> NDArray[np.int32]:
@@ -297,10 +329,6 @@ class EstimatorStage:
         if self.uses_history:
             design[..., 1] = history[:, None]
         return torch.from_numpy(design)
-
-    def _from_log_odds(self, log_odds: Tensor) -> Tensor:
-        assert self._feature.from_log_odds is not None  # `serving_feature` refuses others
-        return self._feature.from_log_odds(log_odds)
 
     def _count(self, kind: int, counts: NDArray[Any], looked_up: NDArray[np.bool_]) -> None:
         """Adds rows' counts to the counters."""
@@ -376,11 +404,11 @@ def _labels(
 
 
 def _padded(values: NDArray[np.float32], counts: NDArray[np.int64], depth: int) -> NDArray[np.float32]:
-    """Ragged values as `[rows, depth]`; what a row has beyond is cut, what it lacks is arbitrary."""
+    """Ragged `[drafts, ...]` as `[rows, depth, ...]`; what a row has beyond is cut, what it lacks is arbitrary."""
     if values.size == 0:
-        return np.zeros((counts.size, depth), dtype=np.float32)
+        return np.zeros((counts.size, depth, *values.shape[1:]), dtype=np.float32)
     index = (counts.cumsum() - counts)[:, None] + np.arange(depth)
-    return values[index.clip(max=values.size - 1)]
+    return values[index.clip(max=len(values) - 1)]
 
 
 def _unfitted(design: Tensor) -> Tensor:

@@ -4,13 +4,16 @@
       "constants": {"init_slope", "init_intercept", "refit_interval", "damping_observations", "l2", "max_log_odds",
                     "feature", "evidence"},                   the last two may be missing: logit_q_max, none
       "num_speculative_tokens": K,
-      "steps": [{"features": [rows][K], "admitted": [rows], "accepted": [rows], "sequences": [rows]}, ...],
+      "draft_features": [3],                                  their names, in order
+      "steps": [{"features": [rows][K], "draft_features": [rows][K][3], "admitted": [rows], "accepted": [rows],
+                 "sequences": [rows]}, ...],
       "coefficients": [{"after_steps", "slope", "intercepts", "history"}, ...]
     }
 
 A step holds the rows whose labels one fold brings: `features` are the log-odds of the drafter's most likely token, of
-which the first `admitted` count; `sequences` (missing in traces of others) tells whose history a row continues. There
-is a step for every fold, also where it has no rows. `coefficients` are those of whoever made the trace.
+which the first `admitted` count, and `draft_features` (missing where the drafter sent none) what else it measured;
+`sequences` (missing in traces of others) tells whose history a row continues. There is a step for every fold, also
+where it has no rows. `coefficients` are those of whoever made the trace.
 
 This module knows the format and the offline fit; `recording` makes traces of a running server.
 """
@@ -31,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from adaptive_verification.errors import TraceError
 from adaptive_verification.estimation.calibration import Calibration
 from adaptive_verification.estimation.evidence import history_feature, history_increments
-from adaptive_verification.estimation.features import MAX_LOG_ODDS, serving_feature
+from adaptive_verification.estimation.features import DRAFT_FEATURES, MAX_LOG_ODDS, Feature, serving_feature
 from adaptive_verification.estimation.online_fit import INITIAL_INTERCEPT, INITIAL_SLOPE, RIDGE, OnlineFit
 from adaptive_verification.estimation.sequences import SequenceMemory
 
@@ -62,6 +65,15 @@ class TraceStep:
     accepted: NDArray[np.int64]
     """`[rows]`, at most `admitted`"""
     sequences: list[int] | None
+    draft_features: NDArray[np.float32] | None
+    """`[rows, K, 3]`, see `features.DRAFT_FEATURES`"""
+
+    def labels(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which drafts the target accepted, and which it decided: the accepted ones and the first rejected; `[rows, K]`
+        each."""
+        position = np.arange(self.log_odds.shape[1])
+        decided = np.minimum(self.accepted + 1, self.admitted)
+        return position < self.accepted[:, None], position < decided[:, None]
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,17 @@ def _step(number: int, step: Mapping[str, Any], num_positions: int) -> TraceStep
         raise TraceError(f"steps[{number}].admitted must be at most num_speculative_tokens={num_positions}")
     if sequences is not None and (len(sequences) != rows or len(set(sequences)) != rows):
         raise TraceError(f"steps[{number}].sequences must be {rows} different numbers")
-    return TraceStep(log_odds, admitted, accepted, sequences)
+    return TraceStep(log_odds, admitted, accepted, sequences, _draft_features(number, step, rows, num_positions))
+
+
+def _draft_features(number: int, step: Mapping[str, Any], rows: int, num_positions: int) -> NDArray[np.float32] | None:
+    if "draft_features" not in step:
+        return None
+    shape = (rows, num_positions, len(DRAFT_FEATURES))
+    values = np.asarray(step["draft_features"], dtype=np.float32).reshape(shape if rows == 0 else (rows, -1))
+    if values.size != np.prod(shape) or not np.isfinite(values).all():
+        raise TraceError(f"steps[{number}].draft_features must be {rows} rows of {shape[1]} times {shape[2]} numbers")
+    return values.reshape(shape)
 
 
 def coefficients(fit: OnlineFit, after_steps: int) -> dict[str, Any]:
@@ -128,6 +150,8 @@ class Replay:
     """After each refit."""
     calibration: Calibration
     """Of the predictions as they would have been made: by the fit before a block's labels were folded in."""
+    predictions: list[NDArray[np.float32]]
+    """These predictions, for each step `[rows, k]`, to its deepest admitted draft."""
 
 
 def replay(trace: Trace, constants: TraceConstants) -> Replay:
@@ -139,12 +163,26 @@ def replay(trace: Trace, constants: TraceConstants) -> Replay:
 
     Raises:
         SettingsError: the feature is not one that can be served.
-        TraceError: the request's history is asked for, and the trace does not tell the requests apart.
+        TraceError: as `replay_feature`.
     """
-    feature = serving_feature(constants.feature)
+    return replay_feature(trace, constants, serving_feature(constants.feature))
+
+
+def replay_feature(trace: Trace, constants: TraceConstants, feature: Feature) -> Replay:
+    """The same with any feature in the place of the constants' own: studies look at lossy ones too.
+
+    Raises:
+        TraceError: the request's history is asked for, and the trace does not tell the requests apart; or the feature
+            needs what the trace's drafter did not measure.
+    """
     uses_history = constants.evidence == "history" and feature.fitted
     if uses_history and any(step.sequences is None for step in trace.steps):
         raise TraceError("evidence=history needs `sequences` in every step; this trace has none")
+    if feature.source is not None and any(step.draft_features is None for step in trace.steps):
+        raise TraceError(
+            f"feature={feature.name!r} needs `draft_features` in every step; record with the drafter's "
+            "draft_features=all"
+        )
     fit = OnlineFit(
         trace.num_positions,
         2 if uses_history else 1,
@@ -157,18 +195,17 @@ def replay(trace: Trace, constants: TraceConstants) -> Replay:
     known_sequences = {sequence for step in trace.steps for sequence in step.sequences or ()}
     memory = SequenceMemory(max(1, len(known_sequences)), 1)
     calibration = Calibration(trace.num_positions)
-    refits = []
+    refits, predictions = [], []
     for folds, step in enumerate(trace.steps, start=1):
         depth = int(step.admitted.max(initial=0))
         log_odds = step.log_odds[:, :depth].clip(-constants.max_log_odds, constants.max_log_odds)
-        position = np.arange(depth)
-        accepted = (position < step.accepted[:, None]).astype(np.float32)
-        labelled = (position < np.minimum(step.accepted + 1, step.admitted)[:, None]).astype(np.float32)
-        assert feature.from_log_odds is not None  # `serving_feature` refuses others
+        accepted, labelled = (labels[:, :depth].astype(np.float32) for labels in step.labels())
+        draft_features = None if step.draft_features is None else torch.from_numpy(step.draft_features[:, :depth])
         design = torch.zeros(*log_odds.shape, fit.num_shared)
-        design[..., 0] = feature.from_log_odds(torch.from_numpy(log_odds))
+        design[..., 0] = feature(torch.from_numpy(log_odds), draft_features)
         if not feature.fitted:
-            calibration.update(torch.sigmoid(design[..., 0]).numpy(), accepted, labelled)
+            predictions.append(torch.sigmoid(design[..., 0]).numpy())
+            calibration.update(predictions[-1], accepted, labelled)
             continue
         if uses_history:
             slots, _ = memory.slots(step.sequences or [])
@@ -178,7 +215,8 @@ def replay(trace: Trace, constants: TraceConstants) -> Replay:
             residual, information = history_increments(unaided, accepted, labelled)
             memory.residual_sum[slots] += residual
             memory.information_sum[slots] += information
-        calibration.update(fit.predict(design).numpy(), accepted, labelled)
+        predictions.append(fit.predict(design).numpy())
+        calibration.update(predictions[-1], accepted, labelled)
         if fit.fold(design, torch.from_numpy(accepted), torch.from_numpy(labelled)):
             refits.append(coefficients(fit, folds))
-    return Replay(refits, calibration)
+    return Replay(refits, calibration, predictions)

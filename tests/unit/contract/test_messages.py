@@ -26,6 +26,7 @@ def draft() -> Draft:
         draft_match_length=torch.tensor([5, 0], dtype=torch.int32),
         draft_tokens=torch.tensor([4, 5], dtype=torch.int32),
         draft_log_odds=torch.tensor([0.5, -1.0]),
+        draft_features=torch.arange(6.0),
         candidate_count=torch.tensor([1, 2], dtype=torch.int32),
         candidate_ids=torch.tensor([4, 5, 6], dtype=torch.int32),
         candidate_probs=torch.tensor([1.0, 0.75, 0.25]),
@@ -77,6 +78,12 @@ def test_ragged_lengths_between_the_stages_are_checked() -> None:
         wrong.validate()
 
 
+def test_a_wide_tensor_has_the_same_width_everywhere_or_none() -> None:
+    dataclasses.replace(draft(), draft_features=torch.empty(0)).validate()
+    with pytest.raises(ContractError, match="DRAFT_FEATURES has 5 entries; it must have as many for each of 2"):
+        dataclasses.replace(draft(), draft_features=torch.zeros(5)).validate()
+
+
 def test_splitting_undoes_concatenating() -> None:
     one, other = draft(), draft()
     other.draft_tokens = other.draft_tokens + 10
@@ -93,6 +100,17 @@ def test_concatenated_requests_release_what_each_releases() -> None:
     assert merged.tokens.tolist() == [1, 2, 3, 9, 1]
 
 
+def result_states(rows: list[RowStates]) -> dict[str, torch.Tensor]:
+    """A result's fields, from those of a request with the same rows."""
+    return {name.removeprefix("previous_"): tensor for name, tensor in for_rows(rows).items()}  # type: ignore[misc]
+
+
+def test_no_tensor_of_the_ensemble_is_both_asked_and_answered() -> None:
+    asked = {spec.name for spec in StepRequest.specs().values()}
+    answered = {spec.name for spec in StepResult.specs().values()}
+    assert not asked & answered, "an ensemble has one name space: the answer would be the question"
+
+
 def result_of(
     output_counts: list[int], states: list[RowStates] | None = None, step_cost: torch.Tensor | None = None
 ) -> StepResult:
@@ -105,7 +123,7 @@ def result_of(
         next_draft_limit=counts,
         output_tokens=torch.zeros(sum(output_counts), dtype=torch.int32),
         log_probs=torch.zeros(sum(output_counts)),
-        **for_rows(states or [NO_STATES] * len(output_counts)),
+        **result_states(states or [NO_STATES] * len(output_counts)),
         step_cost=torch.empty(0) if step_cost is None else step_cost,
     ).validate()
 

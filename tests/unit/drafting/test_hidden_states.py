@@ -162,7 +162,7 @@ def test_no_states_are_handed_on_for_rows_that_never_draft() -> None:
 
 def test_states_of_another_width_are_refused() -> None:
     row = RequestRow(1, 0, [1, 2], 3, hidden_states=RowStates(0, 1, torch.zeros(12, dtype=torch.uint8)))
-    with pytest.raises(ContractError, match=r"HIDDEN_STATES has 12 bytes for 1 states; each state must have 4 bytes"):
+    with pytest.raises(ContractError, match="PREVIOUS_HIDDEN_STATES has 12 bytes for 1 states; each state must have 4"):
         Loop().stage.step(step_request([row]))
 
 

@@ -30,13 +30,14 @@ NEW = [1, 2, 3, 4, 5, 6]
 """Nothing in it occurs twice."""
 
 
-def model_drafter(num_slots: int = 8, capacity: int = 64) -> CausalDrafter:
+def model_drafter(num_slots: int = 8, capacity: int = 64, *, with_features: bool = False) -> CausalDrafter:
     return CausalDrafter(
         TableModel(VOCAB_SIZE, random_distributions(VOCAB_SIZE, seed=1), num_slots, capacity),  # type: ignore[arg-type]
         target_vocab_size=VOCAB_SIZE,
         idle_seconds=60,
         draft_top_k=4,
         max_catch_up_tokens=100,
+        with_features=with_features,
     )
 
 
@@ -61,6 +62,26 @@ def test_what_followed_the_last_tokens_is_drafted_with_certainty() -> None:
     assert draft.candidate_ids.tolist() == draft.draft_tokens.tolist()
     assert draft.candidate_probs.tolist() == [1.0] * 7
     assert draft.draft_log_odds.tolist() == [0.0] * 7
+
+
+def test_looked_up_drafts_between_a_models_have_features_that_say_nothing() -> None:
+    drafter = LookupDrafter(
+        model_drafter(with_features=True),
+        min_match=3,
+        num_slots=8,
+        capacity=64,
+        idle_seconds=60,
+        vocab_size=VOCAB_SIZE,
+        num_features=3,
+    )
+    rows = [RequestRow(i, 0, tokens, draft_limit=2) for i, tokens in enumerate((NEW, REPEATED, NEW[1:]))]
+    draft = step(drafter, *rows)
+    alone = model_drafter(with_features=True)
+    models = [step(alone, row).draft_features.view(2, 3) for row in (rows[0], rows[2])]
+    features = draft.draft_features.view(3, 2, 3)
+    torch.testing.assert_close(features, torch.stack([models[0], torch.zeros(2, 3), models[1]]))
+    looked_up_only = step(drafter, RequestRow(9, 0, REPEATED, draft_limit=2))
+    assert looked_up_only.draft_features.tolist() == [0.0] * 6
 
 
 def test_without_a_model_a_row_without_a_match_has_no_drafts() -> None:

@@ -25,7 +25,14 @@ Q = random_distributions(VOCAB_SIZE, seed=1)
 class Drafter:
     """A drafter over a table, with the model in sight."""
 
-    def __init__(self, *, capacity: int = 64, max_catch_up_tokens: int = 100, draft_top_k: int = 7) -> None:
+    def __init__(
+        self,
+        *,
+        capacity: int = 64,
+        max_catch_up_tokens: int = 100,
+        draft_top_k: int = 7,
+        with_features: bool = False,
+    ) -> None:
         self.model = TableModel(VOCAB_SIZE, Q, num_slots=8, capacity=capacity)
         self.stage = CausalDrafter(
             self.model,  # type: ignore[arg-type]
@@ -33,6 +40,7 @@ class Drafter:
             idle_seconds=60,
             draft_top_k=draft_top_k,
             max_catch_up_tokens=max_catch_up_tokens,
+            with_features=with_features,
         )
 
     def step(self, *rows: RequestRow) -> Draft:
@@ -73,6 +81,22 @@ def test_the_log_odds_are_of_the_most_likely_token_over_the_whole_vocabulary() -
     draft = Drafter(draft_top_k=2).step(RequestRow(1, 0, [3], draft_limit=1))
     largest = float(Q((3,)).max())
     assert draft.draft_log_odds.item() == pytest.approx(float(torch.logit(torch.tensor(largest))), abs=1e-5)
+
+
+def test_the_features_are_of_the_whole_distribution_at_the_requests_temperature_and_of_the_drawn_token() -> None:
+    rows = [RequestRow(i, 0, [3], draft_limit=1 + i, temperature=0.5, top_k=2, seed=i) for i in range(3)]
+    draft = Drafter(with_features=True).step(*rows)
+    features = draft.draft_features.view(-1, 3).split(draft.drafted_count.tolist())
+    for of_row, tokens in zip(features, tokens_of(draft), strict=True):
+        for depth, (measured, drawn) in enumerate(zip(of_row.tolist(), tokens, strict=True)):
+            q = (Q((3, *tokens[:depth])).log() / 0.5).softmax(-1)
+            first, second = q.topk(2).values
+            expected = [(q * q.log()).sum(), (first / second).log(), torch.logit(q[drawn])]
+            assert measured == pytest.approx([float(value) for value in expected], abs=1e-5)
+
+
+def test_nothing_but_the_log_odds_is_measured_unless_asked_for(drafter: Drafter) -> None:
+    assert drafter.step(RequestRow(1, 0, [3], draft_limit=2)).draft_features.numel() == 0
 
 
 def test_a_rows_drafts_do_not_depend_on_the_other_rows(drafter: Drafter) -> None:

@@ -74,16 +74,23 @@ def make_draft(
     status: Sequence[int] | None = None,
     cost: DraftCost | None = None,
     match_length: Sequence[int] | None = None,
+    with_features: bool = False,
 ) -> Draft:
-    """Drafts with these log-odds in each row; a model's, unless the row has a match length."""
+    """Drafts with these log-odds in each row; a model's, unless the row has a match length.
+
+    Their `DRAFT_FEATURES` are the log-odds minus 2, minus 1 and as they are.
+    """
     counts = [len(row) for row in log_odds]
     total = sum(counts)
+    values = torch.tensor([value for row in log_odds for value in row], dtype=torch.float32)
+    features = values.unsqueeze(-1) - torch.tensor([2.0, 1.0, 0.0])
     return Draft(
         drafted_count=int32(counts),
         draft_status=int32(status if status is not None else [STATUS_OK] * len(counts)),
         draft_match_length=int32(match_length if match_length is not None else [0] * len(counts)),
         draft_tokens=torch.zeros(total, dtype=torch.int32),
-        draft_log_odds=torch.tensor([value for row in log_odds for value in row], dtype=torch.float32),
+        draft_log_odds=values,
+        draft_features=features.flatten() if with_features else torch.empty(0),
         candidate_count=torch.ones(total, dtype=torch.int32),
         candidate_ids=torch.zeros(total, dtype=torch.int32),
         candidate_probs=torch.ones(total),
@@ -110,6 +117,7 @@ class MadeChain:
     first_id: int = 0
     lookup_share: float = 0.0
     lookup_acceptance: float = 0.9
+    with_features: bool = False
 
     def __post_init__(self) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
@@ -140,7 +148,8 @@ class MadeChain:
         drafting, depth = sum(limit > 0 for limit in limits), max(limits)
         prefill_ms, extend_ms = _draft_ms(drafting, depth)
         draft_cost = DraftCost(prefill_ms * self.slowness, drafting, extend_ms * self.slowness, drafting, depth)
-        estimate = self.stage.step(request, make_draft(log_odds, cost=draft_cost, match_length=matches))
+        draft = make_draft(log_odds, cost=draft_cost, match_length=matches, with_features=self.with_features)
+        estimate = self.stage.step(request, draft)
         admitted = estimate.admitted_count.tolist()
         self._accepted = []
         for row, values in enumerate(log_odds):

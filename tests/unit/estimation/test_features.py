@@ -9,12 +9,14 @@ from adaptive_verification.errors import SettingsError
 from adaptive_verification.estimation.features import (
     FEATURES,
     MAX_LOG_ODDS,
-    clean_log_odds,
+    Feature,
+    clean,
+    draft_features,
     log_odds_of,
     logit_q_max,
-    scaled_by_temperature,
     serving_feature,
 )
+from adaptive_verification.sampling.truncation import scale
 
 
 def test_log_odds_equal_the_probabilities_where_those_are_exact() -> None:
@@ -42,27 +44,29 @@ def test_log_odds_are_clamped_on_both_sides() -> None:
 
 def test_logits_are_scaled_by_the_temperature_and_left_alone_at_zero() -> None:
     logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
-    scaled = scaled_by_temperature(logits, torch.tensor([0.5, 0.0]))
+    scaled = scale(logits, torch.tensor([0.5, 0.0]))
     assert logit_q_max(scaled).tolist() == pytest.approx([4.0, 2.0])
 
 
+def from_logits(feature: Feature, logits: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """The drafter's half and the estimator's, one after the other."""
+    return feature(logit_q_max(logits), draft_features(logits, drawn))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(
-    "feature", [feature for feature in FEATURES.values() if feature.from_logits], ids=lambda f: f.name
-)
-def test_every_feature_is_finite_whatever_the_logits(feature: object, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=lambda feature: feature.name)
+def test_every_feature_is_finite_whatever_the_logits(feature: Feature, dtype: torch.dtype) -> None:
     inf, nan = math.inf, math.nan
     rows = [[nan] * 4, [inf, 0, 0, 0], [inf] * 4, [-inf] * 4, [-inf, 0, -inf, -inf], [nan, 1, 2, inf], [0, 0, 0, 0]]
     logits, drawn = torch.tensor(rows, dtype=dtype), torch.tensor([0, 1, 2, 3, 1, 0, 0])
-    assert feature.from_logits is not None  # type: ignore[attr-defined]
-    values = feature.from_logits(logits, drawn)  # type: ignore[attr-defined]
+    values = from_logits(feature, logits, drawn)
     assert values.isfinite().all(), values
     assert (values.abs() <= max(MAX_LOG_ODDS, math.log(4))).all()
 
 
-def test_clean_log_odds_are_finite_and_clamped() -> None:
+def test_what_a_drafter_sends_is_made_finite_and_clamped() -> None:
     sent = torch.tensor([math.nan, math.inf, -math.inf, 1e9, 3.0])
-    assert clean_log_odds(sent).tolist() == [0.0, 40.0, -40.0, 40.0, 3.0]
+    assert clean(sent).tolist() == [0.0, 40.0, -40.0, 40.0, 3.0]
 
 
 def test_features_of_the_most_likely_token_follow_from_its_log_odds() -> None:
@@ -74,13 +78,8 @@ def test_features_of_the_most_likely_token_follow_from_its_log_odds() -> None:
         "log_q_max": q.log(),
         "q_max_unfitted": (q / (1 - q)).log(),
     }
-    drawn = torch.zeros(100, dtype=torch.long)
     for name, values in expected.items():
-        feature = FEATURES[name]
-        assert feature.from_log_odds is not None
-        assert feature.from_logits is not None
-        torch.testing.assert_close(feature.from_log_odds(log_odds), values, atol=1e-9, rtol=1e-9)
-        torch.testing.assert_close(feature.from_logits(logits, drawn), values, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(FEATURES[name](log_odds, None), values, atol=1e-9, rtol=1e-9)
 
 
 def test_features_of_the_whole_distribution_and_of_the_drawn_token_equal_their_definitions() -> None:
@@ -95,14 +94,19 @@ def test_features_of_the_whole_distribution_and_of_the_drawn_token_equal_their_d
         "gumbel_q_drawn": -(-q.log()).log(),
     }
     for name, values in expected.items():
-        from_logits = FEATURES[name].from_logits
-        assert from_logits is not None
-        torch.testing.assert_close(from_logits(logits, drawn), values, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(from_logits(FEATURES[name], logits, drawn), values, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["logit_q_drawn", "gumbel_q_drawn", "entropy", "top_two_margin", "no such feature"])
-def test_serving_refuses_lossy_and_unavailable_features(name: str) -> None:
-    with pytest.raises(SettingsError, match=name):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("logit_q_drawn", "looks at the drawn token, so trimming by it biases the output"),
+        ("gumbel_q_drawn", "looks at the drawn token"),
+        ("no such feature", "unknown"),
+    ],
+)
+def test_serving_refuses_features_that_are_lossy_or_unknown(name: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
         serving_feature(name)
 
 

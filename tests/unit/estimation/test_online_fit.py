@@ -11,8 +11,9 @@ from tests.unit.estimation.reference import ReferenceFit
 from tests.unit.estimation.streams import StreamStep, fold, make_stream
 from torch import Tensor
 
-from adaptive_verification.estimation.features import logit_q_max, scaled_by_temperature
+from adaptive_verification.estimation.features import logit_q_max
 from adaptive_verification.estimation.online_fit import OnlineFit
+from adaptive_verification.sampling.truncation import scale
 
 TRACE = Path(os.environ.get("ADAPTIVE_VERIFICATION_TEST_DATA", "../shared/data")) / "vllm_estimator_trace.json"
 
@@ -50,7 +51,7 @@ def test_coefficients_and_predictions_equal_those_of_vllm() -> None:
     example = trace["predict_example"]
     logits = torch.tensor(example["logits"]).transpose(0, 1)  # [rows, K, vocabulary]
     temperature = torch.tensor(example["temperature"]).unsqueeze(1)
-    log_odds = logit_q_max(scaled_by_temperature(logits, temperature))
+    log_odds = logit_q_max(scale(logits, temperature))
     np.testing.assert_allclose(log_odds.numpy(), example["features"], atol=1e-5)
     cold = OnlineFit(trace["num_speculative_tokens"])
     np.testing.assert_allclose(cold.predict(log_odds.unsqueeze(-1)).numpy(), example["confidence"], atol=1e-5)

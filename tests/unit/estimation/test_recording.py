@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.estimation.chain import KEY, MadeChain
 
@@ -19,6 +20,7 @@ from adaptive_verification.estimation.recording_files import (
     recording_path,
     remove_recordings,
     trace_of,
+    whole_lines,
 )
 from adaptive_verification.estimation.stage import STEPS_BETWEEN_DIRECTORY_READS, EstimatorStage
 from adaptive_verification.estimation.trace import Trace, replay
@@ -41,12 +43,20 @@ def _steps(directory: Path, identity: str = "a1") -> int:
 def _chains(stage: EstimatorStage, lookup_share: float) -> list[MadeChain]:
     """Two kinds of requests, so that their history matters."""
     return [
-        MadeChain(stage, rows=6, intercept=intercept, seed=seed, first_id=100 * seed, lookup_share=lookup_share)
+        MadeChain(
+            stage,
+            rows=6,
+            intercept=intercept,
+            seed=seed,
+            first_id=100 * seed,
+            lookup_share=lookup_share,
+            with_features=True,
+        )
         for seed, intercept in enumerate((1.0, -1.0))
     ]
 
 
-@pytest.mark.parametrize("feature", ["logit_q_max", "gumbel_q_max", "log_q_max"])
+@pytest.mark.parametrize("feature", ["logit_q_max", "gumbel_q_max", "log_q_max", "entropy", "top_two_margin"])
 @pytest.mark.parametrize("evidence", ["none", "history"])
 @pytest.mark.parametrize("lookup_share", [0.0, 0.5])
 def test_a_recording_from_a_cold_start_replays_to_exactly_the_servers_coefficients(
@@ -86,6 +96,32 @@ def test_a_replays_calibration_is_the_servers(tmp_path: Path) -> None:
     assert ours.labels == servers.labels > 100
     assert ours.log_loss == pytest.approx(servers.log_loss, abs=1e-6)
     assert ours.auc == pytest.approx(servers.auc, abs=1e-3)
+
+
+def test_a_recording_holds_what_the_drafter_measured_and_nothing_where_it_did_not(tmp_path: Path) -> None:
+    RecordingRequest("a1", 3).write(tmp_path)
+    stage = _stage(tmp_path)
+    chain = MadeChain(stage, rows=2, most_drafts=3, with_features=True)
+    chain.step()
+    chain.with_features = False
+    chain.step()
+    chain.step()
+    first, with_features, without = Trace.from_json(json.loads(json.dumps(trace_of(_lines(tmp_path))))).steps
+    assert len(first.admitted) == 0
+    assert with_features.draft_features is not None
+    measured = with_features.draft_features[:, :3]
+    np.testing.assert_allclose(measured, with_features.log_odds[:, :3, None] - np.array([2.0, 1.0, 0.0]), atol=1e-6)
+    assert without.draft_features is None
+
+
+def test_a_line_that_is_not_whole_yet_is_read_later(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    assert whole_lines(path) == ([], 0)
+    path.write_text('{"a": 1}\n{"b"')
+    lines, read_to = whole_lines(path)
+    assert lines == [{"a": 1}]
+    path.write_text('{"a": 1}\n{"b": 2}\n')
+    assert whole_lines(path, read_to)[0] == [{"b": 2}]
 
 
 def test_a_running_server_starts_and_stops_recording_at_its_next_look(tmp_path: Path) -> None:

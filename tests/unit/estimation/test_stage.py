@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -12,7 +13,7 @@ import torch
 from tests.unit.estimation.chain import CURVES, KEY, MadeChain, make_draft, make_request
 
 from adaptive_verification.contract import FILL_ONLY, NO_LABEL, STATUS_NOT_CACHED, STATUS_OK, Draft
-from adaptive_verification.errors import SettingsError
+from adaptive_verification.errors import ContractError, SettingsError
 from adaptive_verification.estimation.cost_model import CostCurve, CostModel, publish_curves
 from adaptive_verification.estimation.stage import ACCEPTED, ADMITTED, DRAFTED, EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
@@ -174,6 +175,31 @@ def test_the_fit_finds_the_coefficients_of_the_traffic_through_the_whole_stage()
     assert (fresh_calibration.calibration_error or 1) < 0.03
 
 
+def test_a_fit_on_what_the_drafter_measured_finds_its_coefficients() -> None:
+    """The features are the log-odds minus 2, so the intercepts are higher by twice the slope."""
+    stage = _stage(trim="off", evidence="none", feature="entropy")
+    chain = MadeChain(stage, rows=32, most_drafts=4, with_features=True)
+    for _ in range(600):
+        chain.step()
+    assert stage.fit.shared.item() == pytest.approx(0.8, abs=0.05)
+    np.testing.assert_allclose(stage.fit.intercepts[:2].numpy(), 0.1 + 1.6, atol=0.25)
+
+
+def test_a_feature_that_the_drafter_does_not_send_is_an_error_that_says_what_to_set() -> None:
+    stage = _stage(feature="entropy")
+    request = make_request([1], [5], limits=[3])
+    with pytest.raises(ContractError, match=r"feature='entropy' needs DRAFT_FEATURES.*draft_features to all"):
+        stage.step(request, make_draft([[0.0] * 3]))
+    assert stage.step(request, make_draft([[0.0] * 3], with_features=True)).num_rows == 1
+    assert stage.step(make_request([2], [5], limits=[0]), make_draft([[]])).num_rows == 1
+
+
+def test_features_that_are_not_the_contracts_are_refused() -> None:
+    draft = dataclasses.replace(make_draft([[0.0] * 3]), draft_features=torch.zeros(6))
+    with pytest.raises(ContractError, match="DRAFT_FEATURES has 6 numbers for 3 drafts"):
+        _stage().step(make_request([1], [5], limits=[3]), draft)
+
+
 def test_trimming_does_not_bias_the_fit() -> None:
     stage = _stage(CURVES, evidence="none")
     chain = MadeChain(stage, rows=32, most_drafts=4)
@@ -316,7 +342,7 @@ def test_a_state_damaged_in_any_part_starts_cold_and_whole(tmp_path: Path, part:
     assert (tmp_path / "estimator.damaged.json").exists()
 
 
-@pytest.mark.parametrize("feature", ["logit_q_drawn", "entropy", "nonsense"])
+@pytest.mark.parametrize("feature", ["logit_q_drawn", "gumbel_q_drawn", "nonsense"])
 def test_serving_refuses_a_feature_that_it_cannot_trim_by(feature: str) -> None:
     with pytest.raises(SettingsError, match=feature):
         _stage(feature=feature)

@@ -11,7 +11,8 @@ from tests.unit.estimation.reference import ReferenceFit
 from tests.unit.estimation.streams import make_stream
 
 from adaptive_verification.errors import SettingsError, TraceError
-from adaptive_verification.estimation.trace import Trace, TraceConstants, replay
+from adaptive_verification.estimation.features import FEATURES
+from adaptive_verification.estimation.trace import Trace, TraceConstants, replay, replay_feature
 
 VLLM_TRACE = Path(os.environ.get("ADAPTIVE_VERIFICATION_TEST_DATA", "../shared/data")) / "vllm_estimator_trace.json"
 CONSTANTS = {
@@ -117,6 +118,21 @@ def test_a_feature_that_biases_the_output_is_refused() -> None:
         replay(trace, _with_constants(trace, feature="logit_q_drawn"))
 
 
+def test_a_feature_that_was_not_measured_cannot_be_replayed() -> None:
+    trace = Trace.from_json(made_trace())
+    with pytest.raises(TraceError, match="feature='entropy' needs `draft_features`"):
+        replay(trace, _with_constants(trace, feature="entropy"))
+
+
+def test_a_study_may_replay_a_lossy_feature() -> None:
+    content = made_trace()
+    for step in content["steps"]:
+        step["draft_features"] = [[[0.0, 0.0, value] for value in row] for row in step["features"]]
+    trace = Trace.from_json(content)
+    lossy = replay_feature(trace, trace.constants, FEATURES["logit_q_drawn"])
+    assert lossy.coefficients == replay(trace, trace.constants).coefficients
+
+
 def test_the_requests_history_needs_a_trace_that_tells_requests_apart() -> None:
     trace = Trace.from_json(made_trace())
     with pytest.raises(TraceError, match="sequences"):
@@ -142,6 +158,10 @@ def test_steps_without_rows_count_as_folds() -> None:
         ({"steps": [{"features": [[0.0] * 5], "admitted": [6], "accepted": [2]}]}, r"steps\[0\].admitted"),
         ({"steps": [{"features": [[0.0] * 5], "admitted": [1]}]}, "accepted"),
         ({"steps": [{"features": [[1e999] * 5], "admitted": [1], "accepted": [1]}]}, "finite"),
+        (
+            {"steps": [{"features": [[0.0] * 5], "draft_features": [[[0.0]] * 5], "admitted": [1], "accepted": [1]}]},
+            r"steps\[0\].draft_features must be 1 rows of 5 times 3",
+        ),
         (
             {"steps": [{"features": [[0.0] * 5] * 2, "admitted": [1, 1], "accepted": [1, 1], "sequences": [3, 3]}]},
             r"steps\[0\].sequences",

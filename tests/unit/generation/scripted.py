@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from adaptive_verification.contract.costs import DraftCost, StepCost
-from adaptive_verification.contract.hidden_states import NO_STATES, for_rows
+from adaptive_verification.contract.hidden_states import NO_STATES
 from adaptive_verification.contract.messages import (
     COUPLED,
     FILL_ONLY,
@@ -118,7 +118,9 @@ class ScriptedStep:
             next_draft_limit=_int32([self.next_draft_limit] * len(outputs)),
             output_tokens=_int32([token for output in outputs for token in output]),
             log_probs=torch.zeros(sum(map(len, outputs))),
-            **for_rows([NO_STATES] * len(outputs)),
+            hidden_start=_int32([0] * len(outputs)),
+            hidden_count=_int32([0] * len(outputs)),
+            hidden_states=NO_STATES.states,
             step_cost=StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, len(outputs), len(self.requests)).to_tensor(),
         )
 

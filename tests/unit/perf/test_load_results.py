@@ -29,20 +29,6 @@ def test_an_interrupted_study_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert [point for point in points if point not in measured] == points[3:]
 
 
-def test_other_requests_are_refused_by_name_and_value(tmp_path: Path) -> None:
-    ResultsDirectory(tmp_path, STUDY).begin_run("on some machine")
-    with pytest.raises(SetupError, match="max_tokens=64; this study has 32"):
-        ResultsDirectory(tmp_path, {**STUDY, "max_tokens": 32})
-    with pytest.raises(SetupError, match="settings="):
-        ResultsDirectory(tmp_path, {**STUDY, "settings": {}})
-
-
-def test_every_run_is_named_once(tmp_path: Path) -> None:
-    for provenance in ("monday", "tuesday", "monday"):
-        ResultsDirectory(tmp_path, STUDY).begin_run(provenance)
-    assert ResultsDirectory(tmp_path, STUDY).provenance == ["monday", "tuesday"]
-
-
 @pytest.mark.parametrize("damage", ["sampling,concurrency\ngreedy,1\n", "sampling,unknown\ngreedy,1\n"])
 def test_a_csv_that_is_not_ours_is_refused(tmp_path: Path, damage: str) -> None:
     (tmp_path / "load.csv").write_text(damage)

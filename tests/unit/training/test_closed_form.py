@@ -18,11 +18,11 @@ def test_a_linear_law_of_the_states_is_found_for_drafts_and_for_drafts_after_dra
     sequences = []
     for number in range(40):
         tokens = torch.randint(0, VOCAB_SIZE, (60,), generator=generator)
-        states = [torch.randn(HIDDEN_SIZE, generator=generator)]
+        rows = [torch.randn(HIDDEN_SIZE, generator=generator)]
         for token in tokens[1:-1].tolist():
             embedded = normalized(network.embedding[token])
-            states.append(embedded @ by_token + normalized(states[-1]) @ by_state + 0.5)
-        sequences.append(CollectedSequence(number, tokens.int(), torch.stack(states), torch.zeros(59)))
+            rows.append(embedded @ by_token + normalized(rows[-1]) @ by_state + 0.5)
+        sequences.append(CollectedSequence(number, tokens.int(), torch.stack(rows), torch.zeros(59)))
     fit_linear_guess(network, sequences)
     states, tokens = sequences[0].states, sequences[0].tokens.long()
     with torch.no_grad():

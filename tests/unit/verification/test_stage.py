@@ -42,6 +42,7 @@ def certain_drafts(drafts: Sequence[Sequence[int]], statuses: Sequence[int] | No
         draft_match_length=torch.zeros(len(drafts), dtype=torch.int32),
         draft_tokens=tokens,
         draft_log_odds=torch.zeros(len(tokens)),
+        draft_features=torch.empty(0),
         candidate_count=torch.ones(len(tokens), dtype=torch.int32),
         candidate_ids=tokens,
         candidate_probs=torch.ones(len(tokens)),
