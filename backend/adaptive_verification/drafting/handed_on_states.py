@@ -51,7 +51,7 @@ class HandedOnStates:
         num_states = int(request.previous_hidden_count.sum())
         if request.previous_hidden_states.numel() != num_states * self._row_bytes:
             raise ContractError(
-                f"PREVIOUS_HIDDEN_STATES has {request.previous_hidden_states.numel()} bytes for {num_states} states; each "
-                f"state must have {self._row_bytes} bytes ({self._model.states_width} numbers of {self._model.dtype}), "
-                "as verifier gives them"
+                f"PREVIOUS_HIDDEN_STATES has {request.previous_hidden_states.numel()} bytes for {num_states} states; "
+                f"each state must have {self._row_bytes} bytes ({self._model.states_width} numbers of "
+                f"{self._model.dtype}), as verifier gives them"
             )
