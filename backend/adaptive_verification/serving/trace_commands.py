@@ -26,6 +26,7 @@ from adaptive_verification.estimation.recording_files import (
     whole_lines,
 )
 from adaptive_verification.estimation.state import is_in_use
+from adaptive_verification.serving.signals import interrupt_on_signals
 from adaptive_verification.serving.state_commands import add_state_directory, chosen_directory
 
 POLL_INTERVAL_S = 0.2
@@ -104,6 +105,7 @@ def _steps(text: str) -> int:
 
 
 def _record(parsed: argparse.Namespace) -> None:
+    interrupt_on_signals()
     directory = chosen_directory(parsed)
     if parsed.trace.is_dir() or not parsed.trace.absolute().parent.is_dir():
         raise TraceError(f"{parsed.trace} cannot be written: there is no such directory, or it is one")
