@@ -7,10 +7,11 @@ positions whose preceding hidden state it has been sent.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork
 from adaptive_verification.forward.causal_model import ATTENTION_NAME, ModelOptions, attention_dimensions
+from adaptive_verification.forward.linear import use_fastest_linear
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row, zeros
 
 
@@ -27,13 +28,16 @@ class HiddenStateModel:
         """Takes a network that is in place (device, type, eval mode)."""
         network.layers.set_attn_implementation(ATTENTION_NAME)
         self._network = network
+        draft_vocabulary, hidden_size = network.head.shape
+        self._head = nn.Linear(hidden_size, draft_vocabulary, bias=False, device="meta")
+        self._head.weight = nn.Parameter(network.head, requires_grad=False)
+        use_fastest_linear(nn.ModuleList([network, self._head]))
         self.device = options.device
         self.dtype = options.dtype
         self.num_slots = options.num_slots
         self.capacity = options.max_context_tokens
         self.token_ids = network.token_ids
         self.vocab_size = len(network.embedding)
-        hidden_size = network.hidden_size
         self.states_width = hidden_size * len(network.shape.hidden_layers)
         key_dim, value_dim, kv_heads = attention_dimensions(self._run_once)
         self._cache = KVCache(
@@ -75,4 +79,5 @@ class HiddenStateModel:
             token_ids[None].to(self.device, torch.int64), contexts[None], batch.positions[None], ragged=batch
         )[0, places]
         self._contexts[batch.slot_of_token[places], batch.positions[places] + 1] = self._network.context_of_own(hidden)
-        return self._network.logits(hidden)
+        logits: Tensor = self._head(hidden)
+        return logits
