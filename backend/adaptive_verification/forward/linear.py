@@ -1,7 +1,7 @@
 """Linear layers of few rows on a CPU, in the faster of the two ways to ask the math library for the same product.
 
 `y = x W^T` can be asked for as it is, or as `y^T = W x^T`. Some libraries have a slow path for the first with few rows:
-MKL on AMD takes twice as long for 2 rows as for 1 (124 against 72 ms for a whole forward of 4 tokens of a 135 M model).
+MKL on AMD takes twice as long for 2 rows as for 1 (119 against 75 ms for a whole forward of 4 tokens, perf/forward.py).
 Which one is faster is measured once, at load, on the model's own weights; the numbers agree to rounding.
 """
 
