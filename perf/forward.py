@@ -29,7 +29,7 @@ from adaptive_verification.forward.loading import model_options
 from adaptive_verification.forward.ragged_attention import Row
 from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.settings import ModelSettings
-from perf.provenance import provenance
+from perf.provenance import publish
 
 SHAPES = ("1x1x100", "1x2x100", "1x4x100", "1x8x100", "8x1x100", "8x4x100", "64x1x115", "64x1x300", "64x4x300")
 
@@ -96,11 +96,7 @@ def main() -> None:
         ratios = [times[name] / times["bare"] for name in ("plain", "transposed")]
         cells = [f"{value:.0f}" for value in times.values()] + [f"{ratio:.2f}" for ratio in ratios]
         lines.append(f"| {num_rows} | {query_length} | {context_length} | " + " | ".join(cells) + " |")
-    table = "\n".join(lines) + f"\n\n{provenance()}\n"
-    print(table)
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(table)
+    publish(lines, arguments.output)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +25,15 @@ def provenance() -> str:
         f"`{command}` on {datetime.date.today().isoformat()}; Python {platform.python_version()}, {versions}; "
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores; GPU: {gpu}"
     )
+
+
+def publish(lines: Sequence[str], output: Path | None) -> None:
+    """Prints a Markdown table's lines with their provenance; writes them to the file as well, if there is one."""
+    text = "\n".join(lines) + f"\n\n{provenance()}\n"
+    print(text)
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
 
 
 def _version(package: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import urllib.request
+from collections.abc import Mapping
 
 from adaptive_verification.serving.launcher import RunningServer
 
@@ -15,6 +16,11 @@ def read_counters(server: RunningServer) -> dict[str, float]:
     with urllib.request.urlopen(server.metrics_url) as response:
         lines = response.read().decode().splitlines()
     return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith("av_"))}
+
+
+def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What was counted in between; a counter that was not there before began at 0."""
+    return {key: value - before.get(key, 0.0) for key, value in after.items()}
 
 
 def read_idle_counters(server: RunningServer, timeout_s: float = 60.0) -> dict[str, float]:

@@ -21,8 +21,8 @@ from tests.prompts import prompts
 
 from adaptive_verification.serving.launcher import ServerOptions, running_server
 from perf import perf_analyzer
-from perf.provenance import provenance
-from perf.server_counters import read_counters
+from perf.provenance import publish
+from perf.server_counters import read_counters, spent
 
 PARTS = ("drafter", "estimator", "verifier", "transport", "loop")
 
@@ -63,10 +63,9 @@ def main() -> None:
                     request_count=2 * concurrency,
                     timeout_s=1800,
                 )
-                after = read_counters(server)
-                spent = {key: after[key] - before.get(key, 0.0) for key in after}
-                steps = spent["av_steps_total"]
-                parts = {part: spent[f'av_step_milliseconds_total{{part="{part}"}}'] / steps for part in PARTS}
+                counted = spent(before, read_counters(server))
+                steps = counted["av_steps_total"]
+                parts = {part: counted[f'av_step_milliseconds_total{{part="{part}"}}'] / steps for part in PARTS}
                 rows.append(
                     (
                         concurrency,
@@ -74,8 +73,8 @@ def main() -> None:
                         sum(parts.values()),
                         *(parts[part] for part in PARTS[:3]),
                         parts["transport"] + parts["loop"],
-                        spent["av_step_rows_total"] / steps,
-                        spent["av_output_tokens_total"] / (sum(parts.values()) * steps / 1e3),
+                        counted["av_step_rows_total"] / steps,
+                        counted["av_output_tokens_total"] / (sum(parts.values()) * steps / 1e3),
                     )
                 )
     header = (
@@ -83,11 +82,7 @@ def main() -> None:
     )  # fmt: skip
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += [f"| {row[0]} | {row[1]} | " + " | ".join(f"{value:.1f}" for value in row[2:]) + " |" for row in rows]
-    table = "\n".join(lines) + "\n\n" + provenance() + "\n"
-    print(table)
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(table)
+    publish(lines, arguments.output)
 
 
 if __name__ == "__main__":

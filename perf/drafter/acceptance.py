@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from perf import perf_analyzer
-from perf.provenance import provenance
-from perf.server_counters import read_idle_counters
+from perf.provenance import publish
+from perf.server_counters import read_idle_counters, spent
 from tests.prompts import prompts
 
 from adaptive_verification.serving.launcher import ServerOptions, running_server
@@ -26,18 +26,18 @@ from adaptive_verification.serving.launcher import ServerOptions, running_server
 SAMPLINGS = {"0": (0.0, 1.0), "0.7": (0.7, 1.0), "1": (1.0, 1.0), "1, top-p 0.95": (1.0, 0.95)}
 
 
-def acceptance_by_position(spent: dict[str, float], num_positions: int) -> list[float]:
+def acceptance_by_position(counted: dict[str, float], num_positions: int) -> list[float]:
     """Of the drafts at each position whose predecessors were all accepted, the share that was accepted.
 
     Args:
-        spent: what the server counted. A sequence's last block counts as drafted, though its outcome is never reported:
+        counted: by the server. A sequence's last block counts as drafted, though its outcome is never reported:
             with some 30 steps a sequence, the first position is low by a thirtieth.
     """
     accepted = [
-        spent.get(f'av_estimator_accepted_tokens_total{{position="{position}"}}', 0.0)
+        counted.get(f'av_estimator_accepted_tokens_total{{position="{position}"}}', 0.0)
         for position in range(1, num_positions + 1)
     ]
-    decided = [spent['av_estimator_admitted_tokens_total{position="1"}'], *accepted[:-1]]
+    decided = [counted['av_estimator_admitted_tokens_total{position="1"}'], *accepted[:-1]]
     return [a / d if d else float("nan") for a, d in zip(accepted, decided, strict=True)]
 
 
@@ -81,23 +81,20 @@ def main() -> None:
                     request_count=arguments.requests,
                     timeout_s=3600,
                 )
-                after = read_idle_counters(server)
-                spent = {key: value - before.get(key, 0.0) for key, value in after.items()}
-                steps = spent["av_steps_total"]
-                blocks = spent['av_estimator_admitted_tokens_total{position="1"}']
-                accepted = sum(value for key, value in spent.items() if key.startswith("av_estimator_accepted_tokens"))
-                values = [*acceptance_by_position(spent, depth), 1 + accepted / blocks]
+                counted = spent(before, read_idle_counters(server))
+                steps = counted["av_steps_total"]
+                blocks = counted['av_estimator_admitted_tokens_total{position="1"}']
+                accepted = sum(
+                    value for key, value in counted.items() if key.startswith("av_estimator_accepted_tokens")
+                )
+                values = [*acceptance_by_position(counted, depth), 1 + accepted / blocks]
                 milliseconds = [
-                    spent[f'av_step_milliseconds_total{{part="{part}"}}'] / steps for part in ("drafter", "verifier")
+                    counted[f'av_step_milliseconds_total{{part="{part}"}}'] / steps for part in ("drafter", "verifier")
                 ]
                 cells = [f"{value:.3f}" for value in values] + [f"{value:.1f}" for value in milliseconds]
                 lines.append(f"| {name} | " + " | ".join(cells) + f" | {blocks:.0f} |")
     note = f"{arguments.concurrency} requests at a time, {depth} drafts, {arguments.max_tokens} tokens each"
-    table = "\n".join(lines) + f"\n\n{note}\n\n{provenance()}\n"
-    print(table)
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(table)
+    publish([*lines, "", note], arguments.output)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from adaptive_verification.contract.messages import StepResult
+from adaptive_verification.contract.messages import StepResult, split_wide
 
 
 class RowStates(NamedTuple):
@@ -21,7 +21,7 @@ class RowStates(NamedTuple):
     """Position of the first."""
     num_states: int
     states: Tensor
-    """`[count * width]` uint8, wherever the verifier made them."""
+    """`[num_states * width]` uint8, wherever the verifier made them."""
 
 
 NO_STATES = RowStates(0, 0, torch.empty(0, dtype=torch.uint8))
@@ -38,8 +38,7 @@ class RequestFields(TypedDict):
 def of_rows(result: StepResult) -> list[RowStates]:
     """What each row of a validated result hands on to its sequence's next row."""
     counts = result.hidden_count.tolist()
-    width = result.hidden_states.numel() // max(sum(counts), 1)
-    parts = result.hidden_states.split([count * width for count in counts])
+    parts = split_wide(result.hidden_states, counts)
     return [RowStates(*row) for row in zip(result.hidden_start.tolist(), counts, parts, strict=True)]
 
 

@@ -198,11 +198,14 @@ class Message:
                 pieces[field_name] = list(tensor.split(list(rows_per_part)))
             else:
                 lengths = [int(counts.sum()) for counts in pieces[spec.length]]
-                if spec.is_wide:
-                    width = tensor.numel() // max(sum(lengths), 1)
-                    lengths = [length * width for length in lengths]
-                pieces[field_name] = list(tensor.split(lengths))
+                pieces[field_name] = split_wide(tensor, lengths) if spec.is_wide else list(tensor.split(lengths))
         return [type(self)(**{name: parts[i] for name, parts in pieces.items()}) for i in range(len(rows_per_part))]
+
+
+def split_wide(tensor: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """A wide tensor's parts of so many entries each."""
+    width = tensor.numel() // max(sum(counts), 1)
+    return list(tensor.split([count * width for count in counts]))
 
 
 @dataclass

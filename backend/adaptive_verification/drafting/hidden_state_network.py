@@ -133,9 +133,8 @@ def _decoder(config: PretrainedConfig, target: PreTrainedModel, num_layers: int)
         for name, weight in target.base_model.state_dict().items()
         if name in own_weights and own_weights[name].shape == weight.shape
     }
-    decoder.load_state_dict(
-        shared, strict=False
-    )  # the final norm, whatever it is called; its layers are the first ones
+    # the final norm, whatever it is called; the layers, which are the first ones, come next
+    decoder.load_state_dict(shared, strict=False)
     for layer, source in zip(decoder_layers(decoder), decoder_layers(target)[-num_layers:], strict=True):
         layer.load_state_dict(source.state_dict())
     return decoder

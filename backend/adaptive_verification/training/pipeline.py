@@ -21,6 +21,7 @@ from adaptive_verification.errors import SettingsError, UnsupportedModel
 from adaptive_verification.forward.causal_model import CausalModel, ModelOptions
 from adaptive_verification.forward.placement import choose_device, choose_dtype
 from adaptive_verification.generation.text_codec import TextCodec
+from adaptive_verification.settings import DrafterSettings
 from adaptive_verification.training import report
 from adaptive_verification.training.batches import make_batch
 from adaptive_verification.training.closed_form import fit_linear_guess
@@ -39,6 +40,8 @@ _WATCHED_DEPTH = 3
 _WATCHED_SEQUENCES = 16
 _TEMPLATE_TOKENS = 64
 """Room for what a chat template puts around a turn."""
+_HELD_OUT_EVERY = 41
+"""Without held-out prompts, one job in so many: a prime, so that all kinds of jobs are among them."""
 _FEW_WRITTEN_TOKENS = 2
 """A sequence with fewer teaches nothing about drafts after drafts."""
 
@@ -101,15 +104,13 @@ class DrafterTraining:
         """Does what is still to be done; returns the drafter's expected acceptance on the held-out text."""
         options = self._options
         self._collect()
-        sequences = [_trainable(file) for file in self._training_text.files()]
-        training = [sequence for shard in sequences for sequence in shard]
-        if not training:
-            raise SettingsError("nothing was collected to train on; give more minutes")
-        held_out = [sequence for file in self._held_out_text.files() for sequence in _trainable(file)]
-        if not held_out:
-            held_out = training[:: max(1, len(training) // 40)]
-            kept = {id(sequence) for sequence in held_out}
-            training = [sequence for sequence in training if id(sequence) not in kept]
+        training = _trainable(self._training_text)
+        held_out = _trainable(self._held_out_text)
+        if not held_out:  # by number: what is held out now is not trained on in a later run with more text
+            held_out = [sequence for sequence in training if sequence.job % _HELD_OUT_EVERY == 0]
+            training = [sequence for sequence in training if sequence.job % _HELD_OUT_EVERY]
+        if not training or not held_out:
+            raise SettingsError("too little was collected to train on; give more minutes")
         target: Any = AutoModelForCausalLM.from_pretrained(options.target, dtype=torch.float32)
         head: Tensor = target.get_output_embeddings().weight.detach().to(self._device)
         self._refuse_unshareable_head(head, training[0])
@@ -180,11 +181,13 @@ class DrafterTraining:
                 seconds_file.write_text(json.dumps(elapsed()))
                 bar.set_postfix_str(f"{self._training_text.written_tokens():,} tokens")
 
-            for sequence in collector().run(jobs, keep_going):
-                buffered.append(sequence)
-                if sum(one.num_written for one in buffered) >= _SHARD_TOKENS:
-                    flush()
-            flush()
+            try:
+                for sequence in collector().run(jobs, keep_going):
+                    buffered.append(sequence)
+                    if sum(one.num_written for one in buffered) >= _SHARD_TOKENS:
+                        flush()
+            finally:  # interrupted, it keeps what is finished
+                flush()
 
     def _refuse_unshareable_head(self, head: Tensor, sequence: CollectedSequence) -> None:
         """The objective takes the target's logits to be its head times its state; scaled or capped logits are not."""
@@ -237,17 +240,22 @@ class DrafterTraining:
     def _evaluate(
         self, network: HiddenStateNetwork, head: Tensor, held_out: list[CollectedSequence]
     ) -> list[Acceptance]:
+        draft_top_k = int(DrafterSettings.model_fields["draft_top_k"].default)
         acceptances = []
         with tqdm(unit="place", desc="held-out acceptance") as bar:
             for place, sampling in enumerate(SAMPLINGS):
+                # prompts given for it were continued with each sampling; text of the training's own is of all of them
+                group = held_out
+                if self._held_out_prompts:
+                    group = [sequence for sequence in held_out if sequence.job % len(SAMPLINGS) == place]
                 acceptances.append(
                     evaluate(
                         network,
                         head,
-                        [sequence for sequence in held_out if sequence.job % len(SAMPLINGS) == place],
+                        group,
                         sampling,
                         depth=_EVALUATED_DEPTH,
-                        draft_top_k=64,
+                        draft_top_k=draft_top_k,
                         report=bar.update,
                     )
                 )
@@ -277,7 +285,9 @@ class DrafterTraining:
             fingerprint=hidden_state_files.tokenizer_fingerprint(options.target),
             trained=trained,
         )
-        held_out = [path.name for path in options.held_out] or ["a fortieth of the training text, set aside"]
+        held_out = [path.name for path in options.held_out] or [
+            "part of the collected text, never trained on; each sampling is judged on text of all of them"
+        ]
         (options.output / "REPORT.md").write_text(
             report.markdown(network, trained, acceptances, held_out, progress.curve)
         )
@@ -287,8 +297,13 @@ def _spread(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, num_layers // 3), max(1, 2 * num_layers // 3), num_layers}))
 
 
-def _trainable(file: Path) -> list[CollectedSequence]:
-    return [sequence for sequence in read_shard(file) if sequence.num_written >= _FEW_WRITTEN_TOKENS]
+def _trainable(shards: ShardDirectory) -> list[CollectedSequence]:
+    return [
+        sequence
+        for file in shards.files()
+        for sequence in read_shard(file)
+        if sequence.num_written >= _FEW_WRITTEN_TOKENS
+    ]
 
 
 def _most_frequent(sequences: Sequence[CollectedSequence], count: int, vocab_size: int) -> Tensor:

@@ -17,7 +17,8 @@ from adaptive_verification.training.batches import epochs, make_batch
 from adaptive_verification.training.evaluation import evaluate
 from adaptive_verification.training.jobs import Sampling
 from adaptive_verification.training.objective import Objective, loss
-from adaptive_verification.training.shards import CollectedSequence
+from adaptive_verification.training.pipeline import DrafterTraining, TrainDrafterOptions
+from adaptive_verification.training.shards import CollectedSequence, ShardDirectory, read_shard
 from adaptive_verification.training.trainer import Progress, Trainer, TrainingOptions
 from adaptive_verification.training.unrolled_attention import ATTENTION_NAME, Unrolling
 
@@ -176,9 +177,35 @@ def test_the_command_makes_a_drafter_and_goes_on_when_it_is_given_more_minutes(
     assert second["steps"] > first["steps"] > 0
 
 
-def test_a_draft_vocabulary_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    from adaptive_verification.training.pipeline import DrafterTraining, TrainDrafterOptions
+def test_without_held_out_prompts_part_of_the_text_is_held_out_and_stays_so(tmp_path: Path) -> None:
+    target = save(tmp_path / "target")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"token{i}"}) + "\n" for i in range(20)))
+    for minutes in (0.1, 0.15):
+        options = TrainDrafterOptions(
+            target=target,
+            output=tmp_path / "drafter",
+            work=tmp_path / "work",
+            prompts=[prompts],
+            held_out=[],
+            minutes=minutes,
+            rows=4,
+            max_new_tokens=8,
+            max_prompt_tokens=16,
+            draft_vocabulary=50,
+            device="cpu",
+        )
+        training = DrafterTraining(options)
+        acceptances = training.run()
+        assert all(acceptance.num_places > 0 for acceptance in acceptances)
+        written = json.loads((tmp_path / "drafter" / "config.json").read_text())["trained"]
+        text_files = ShardDirectory(tmp_path / "work" / "text").files()
+        jobs = [one.job for file in text_files for one in read_shard(file) if one.num_written > 1]
+        assert 0 in jobs
+        assert written["collected_sequences"] == len([job for job in jobs if job % 41])
 
+
+def test_a_draft_vocabulary_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     options = TrainDrafterOptions(
         target=save(tmp_path / "target"),
         output=tmp_path / "drafter",
