@@ -17,6 +17,7 @@ from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork, NetworkShape
 from adaptive_verification.errors import UnsupportedModel
 from adaptive_verification.forward.causal_model import CausalModel, ModelOptions
+from adaptive_verification.forward.hidden_states import decoder_layers
 from adaptive_verification.forward.ragged_attention import Row
 from adaptive_verification.training.batches import make_batch
 from adaptive_verification.training.objective import unrolled
@@ -86,6 +87,18 @@ def test_packed_drafts_are_the_unrolled_passes_of_training(
         drafts = torch.stack([s.tokens[length + number] for s, length in zip(sequences, confirmed, strict=True)])
         rows = [Row(slot, length + number, 1) for slot, length in zip(slots, confirmed, strict=True)]
         logits = model.forward(drafts, rows, None)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_training_starts_from_the_targets_last_layers_and_its_final_norm(architecture: str) -> None:
+    target = tiny_model(CONFIGS[architecture])
+    network = HiddenStateNetwork(NetworkShape((3,), 2), target, TOKEN_IDS)
+    for own, last in zip(decoder_layers(network.layers), decoder_layers(target)[-2:], strict=True):
+        for name, weight in last.state_dict().items():
+            assert torch.equal(own.state_dict()[name], weight), name
+    norms = {name: weight for name, weight in target.base_model.state_dict().items() if name.count(".") == 1}
+    own_weights = network.layers.state_dict()
+    assert [name for name in norms if name in own_weights and torch.equal(own_weights[name], norms[name])]
 
 
 def test_the_targets_states_replace_those_of_drafts() -> None:

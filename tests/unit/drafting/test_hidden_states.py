@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.enumeration import Enumerator
 from tests.step_requests import RequestRow, step_request
-from tests.table_model import TableModel, random_distributions
+from tests.table_model import TableModel, random_distributions, state_after
 from tests.table_states_model import TableStatesModel
 from tests.unit.test_lossless import PROMPTS, Tokens, assert_distributed_by
 
@@ -150,6 +150,37 @@ def test_a_row_without_states_is_not_drafted_for_and_one_that_lost_some_is() -> 
     assert kept.num_states == 3
     assert loop.run(1).drafted_count.tolist() == [3]
     assert loop.tokens[1] == greedy([1, 2, 3], len(loop.tokens[1]))
+
+
+def states(start: int, prefixes: list[tuple[int, ...]]) -> RowStates:
+    """What a verifier would hand on after these prefixes."""
+    values = torch.tensor([state_after(prefix) for prefix in prefixes])
+    return RowStates(start, len(prefixes), values.view(torch.uint8))
+
+
+def drafted(loop: Loop, *rows: RequestRow) -> list[int]:
+    return loop.stage.step(step_request(rows)).drafted_count.tolist()
+
+
+def test_a_state_of_a_token_that_is_not_followed_yet_is_not_kept() -> None:
+    loop = Loop()
+    too_many = states(0, [(1,), (1, 2), (1, 2, 3)])
+    assert drafted(loop, RequestRow(1, 0, [1, 2], 3, hidden_states=too_many)) == [3]
+    assert drafted(loop, RequestRow(1, 2, [4], 3)) == [0]
+
+
+def test_states_of_a_row_that_is_refused_are_not_its_neighbours() -> None:
+    loop = Loop()
+    refused = RequestRow(1, 0, [VOCAB_SIZE, 2], 3, hidden_states=states(0, [(5,)]))
+    row = RequestRow(2, 0, [1, 2], 3, hidden_states=states(0, [(1,)]))
+    assert drafted(loop, refused, row) == [0, 3], "the model checks that the second row's states are its own"
+
+
+def test_states_of_tokens_that_were_taken_back_are_forgotten() -> None:
+    loop = Loop()
+    assert drafted(loop, RequestRow(1, 0, [1, 2, 3], 3, hidden_states=states(0, [(1,), (1, 2)]))) == [3]
+    assert drafted(loop, RequestRow(1, 1, [4, 5], 3)) == [0]
+    assert drafted(loop, RequestRow(1, 1, [4, 5], 3, hidden_states=states(1, [(1, 4)]))) == [3]
 
 
 def test_no_states_are_handed_on_for_rows_that_never_draft() -> None:

@@ -142,6 +142,10 @@ def test_interrupted_training_goes_on_where_it_was(tmp_path: Path) -> None:
     assert other.progress == trainer.progress
     for mine, theirs in zip(other.network.parameters(), trainer.network.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+    moments = [one._optimizer.state_dict()["state"] for one in (other, trainer)]
+    assert moments[0].keys() == moments[1].keys()
+    assert all(torch.equal(moments[0][key]["exp_avg"], moments[1][key]["exp_avg"]) for key in moments[0])
+    assert moments[0]
     train(other, steps=7)
     assert other.progress.seconds > trainer.progress.seconds
 
@@ -158,12 +162,14 @@ def test_an_epoch_has_every_sequence_once_in_batches_of_the_size_asked_for() -> 
 
 
 def test_the_command_makes_a_drafter_and_goes_on_when_it_is_given_more_minutes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = save(tmp_path / "target")
+    names = {"default": target}
+    monkeypatch.setattr("adaptive_verification.serving.train_commands.resolve_model", names.__getitem__)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"token{i}"}) + "\n" for i in range(20)))
-    arguments = ["train-drafter", "--target", target, "--output", str(tmp_path / "drafter"), "--rows", "4"]
+    arguments = ["train-drafter", "--target", "default", "--output", str(tmp_path / "drafter"), "--rows", "4"]
     arguments += ["--prompts", str(prompts), "--draft-vocabulary", "50", "--max-new-tokens", "8", "--device", "cpu"]
     arguments += ["--max-prompt-tokens", "16", "--held-out", str(prompts), "--max-held-out", "3"]
     assert main([*arguments, "--minutes", "0.1"]) == 0
@@ -175,6 +181,10 @@ def test_the_command_makes_a_drafter_and_goes_on_when_it_is_given_more_minutes(
     second = json.loads((tmp_path / "drafter" / "config.json").read_text())["trained"]
     assert second["collected_tokens"] > first["collected_tokens"] > 0
     assert second["steps"] > first["steps"] > 0
+    curve = (tmp_path / "drafter" / "REPORT.md").read_text().partition("| tokens trained on |")[2].splitlines()[2:]
+    assert [line.split(" | ")[0] for line in curve] == [
+        f"| {tokens:,}" for tokens in (0, first["written_tokens"], second["written_tokens"])
+    ]
 
 
 def test_without_held_out_prompts_part_of_the_text_is_held_out_and_stays_so(tmp_path: Path) -> None:
