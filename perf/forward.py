@@ -1,10 +1,10 @@
-"""The target's packed forward against the bare one of as many tokens, with both ways of computing linear layers.
+"""The target's packed forward against the bare one of as many tokens, with every way of computing linear layers.
 
     python perf/forward.py --shapes 1x1x100 1x4x100 64x1x300 --output perf/results/forward.md
 
 A shape is rows x tokens of each x cached tokens of each. "Bare" is the unmodified model on that many tokens of one
-sequence, without a cache; "plain" and "transposed" are the packed forward, with attention and cache, and logits after
-every token. All arms of a shape are interleaved and repeated; the numbers are medians in milliseconds.
+sequence, without a cache; the others are the packed forward, with attention and cache, and logits after every token,
+its linear layers computed in the ways of `forward.linear`. All arms of a shape are interleaved and repeated; the numbers are medians in milliseconds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ from perf.provenance import publish
 SHAPES = ("1x1x100", "1x2x100", "1x4x100", "1x8x100", "8x1x100", "8x4x100", "64x1x115", "64x1x300", "64x4x300")
 
 
-def load(target: str, *, transposed: bool) -> CausalModel:
-    """The packed model with its linear layers computed one way, whatever is faster here."""
+WAYS = ("plain", "transposed", "float16_weights")
+
+
+def load(target: str, way: str) -> CausalModel:
+    """The packed model with its linear layers computed that way, whatever is faster here."""
     options = model_options(ModelSettings(target=target, cache_slots=64, max_context_tokens=512))
-    with patch.object(linear, "_transposed_is_faster", lambda weights: transposed):
+    with patch.object(linear, "fastest_way", lambda linears: way):
         return CausalModel.load(target, options)
 
 
@@ -70,30 +73,27 @@ def main() -> None:
     arguments = parser.parse_args()
 
     target = resolve_model(arguments.target)
-    plain, transposed = load(target, transposed=False), load(target, transposed=True)
-    bare: Any = AutoModelForCausalLM.from_pretrained(target, dtype=plain.cache.keys[0].dtype)
-    bare.to(plain.device).eval()
+    models = {way: load(target, way) for way in WAYS}
+    first = models[WAYS[0]]
+    bare: Any = AutoModelForCausalLM.from_pretrained(target, dtype=first.cache.keys[0].dtype)
+    bare.to(first.device).eval()
+    ways = " | ".join(WAYS)
+    ratios_to_bare = " | ".join(f"{way} / bare" for way in WAYS)
     lines = [
-        "| rows | tokens each | context | bare | plain | transposed | plain / bare | transposed / bare |",
-        "|---" * 8 + "|",
+        f"| rows | tokens each | context | bare | {ways} | {ratios_to_bare} |",
+        "|---" * (4 + 2 * len(WAYS)) + "|",
     ]
     for shape in tqdm(arguments.shapes, unit="shape"):
         num_rows, query_length, context_length = map(int, shape.split("x"))
-        tokens = torch.ones(1, num_rows * query_length, dtype=torch.int64, device=plain.device)
+        tokens = torch.ones(1, num_rows * query_length, dtype=torch.int64, device=first.device)
 
         def run_bare(tokens: torch.Tensor = tokens) -> torch.Tensor:
             logits: torch.Tensor = bare(input_ids=tokens, use_cache=False).logits
             return logits[0, :, 0].cpu()
 
-        times = medians(
-            {
-                "bare": run_bare,
-                "plain": packed(plain, num_rows, query_length, context_length),
-                "transposed": packed(transposed, num_rows, query_length, context_length),
-            },
-            arguments.repeats,
-        )
-        ratios = [times[name] / times["bare"] for name in ("plain", "transposed")]
+        packed_arms = {way: packed(model, num_rows, query_length, context_length) for way, model in models.items()}
+        times = medians({"bare": run_bare, **packed_arms}, arguments.repeats)
+        ratios = [times[way] / times["bare"] for way in WAYS]
         cells = [f"{value:.0f}" for value in times.values()] + [f"{ratio:.2f}" for ratio in ratios]
         lines.append(f"| {num_rows} | {query_length} | {context_length} | " + " | ".join(cells) + " |")
     publish(lines, arguments.output)

@@ -1,33 +1,48 @@
-"""Linear layers of few rows on a CPU, in the faster of the two ways to ask the math library for the same product.
+"""Linear layers on a CPU, in the fastest of three ways to compute the same product.
 
-`y = x W^T` can be asked for as it is, or as `y^T = W x^T`. Some libraries have a slow path for the first with few rows:
-MKL on AMD takes twice as long for 2 rows as for 1 (119 against 75 ms for a whole forward of 4 tokens, perf/forward.py).
-Which one is faster is measured once, at load, on the model's own weights; the numbers agree to rounding.
+- plain: `y = x W^T`, as the model asks for it.
+- transposed: `y^T = W x^T`. Some libraries have a slow path for the plain way with few rows: MKL on AMD takes twice as
+  long for 2 rows as for 1.
+- float16_weights: the weights are kept as float16 and multiplied in float32 (FBGEMM). Few rows wait for memory, and
+  this reads half as much of it. Only where every weight is exactly a float16 times one power of two, as published
+  bfloat16, float16 and 4-bit weights are, so that the model is still the same model.
+
+In all of them the numbers differ by the order of the additions only. Which one is faster is measured once, at load, on
+the model's own weights (perf/forward.py compares them).
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_MOST_ROWS = 128
-"""With more rows both ways keep the processor busy, and the first needs no copy."""
-_PROBED_ROWS = 4
+_TRANSPOSED_MOST_ROWS = 128
+"""With more rows both ways keep the processor busy, and the plain one needs no copy."""
+_PROBED_ROWS = (1, 4, 32)
 _PROBED_WEIGHTS = 8
+_PROBE_REPEATS = 6
 _WORTHWHILE = 1.2
 """Only a clear gain counts, so that every start on a machine chooses alike: rounding depends on the choice."""
+_LARGEST_EXPONENT = 15
+"""Of a float16."""
+
+_Product = Callable[[Tensor, Any], Tensor]
+"""Rows `[n, in]` and the weights in the way's own form -> `[n, out]`."""
 
 
 class _TransposedLinear(nn.Linear):
-    """`nn.Linear` that computes `(W x^T)^T` where there are 2 to 128 rows."""
+    """Computes `(W x^T)^T` where there are 2 to 128 rows."""
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
         rows = x.reshape(-1, x.shape[-1])
-        if not 2 <= len(rows) <= _MOST_ROWS:
+        if not 2 <= len(rows) <= _TRANSPOSED_MOST_ROWS:
             return F.linear(x, self.weight, self.bias)
         y = _transposed_product(rows, self.weight)
         if self.bias is not None:
@@ -35,41 +50,116 @@ class _TransposedLinear(nn.Linear):
         return y.view(*x.shape[:-1], -1)
 
 
+class _Float16WeightsLinear(nn.Linear):
+    """Has packed float16 weights instead of `weight` and `bias`, and multiplies them in float32."""
+
+    packed: Any
+    input_scale: float
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
+        if self.input_scale != 1:
+            x = x * self.input_scale
+        y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+        return y
+
+
 def _transposed_product(rows: Tensor, weight: Tensor) -> Tensor:
     """`[n, in]` rows, `[out, in]` weight -> `[n, out]`, contiguous as the layers after it like it."""
     return (weight @ rows.t()).t().contiguous()
 
 
-def use_fastest_linear(model: nn.Module) -> bool:
-    """Lets the model's linear layers compute few rows in the transposed way, if that is faster here.
+def use_fastest_linear(model: nn.Module) -> str:
+    """Lets the model's linear layers compute in the way that is fastest here; they cannot be trained after that.
 
     Only on a CPU: a GPU's library chooses by itself.
 
     Returns:
-        Whether it is.
+        The way.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     if not linears or any(module.weight.device.type != "cpu" for module in linears):
-        return False
-    largest = max(min(module.weight.shape) for module in linears)
-    probed = [module.weight for module in linears if min(module.weight.shape) == largest]
-    if not _transposed_is_faster(sorted(probed, key=lambda weight: -weight.numel())[:_PROBED_WEIGHTS]):
-        return False
-    for module in linears:
-        module.__class__ = _TransposedLinear
-    return True
+        return "plain"
+    way = fastest_way(linears)
+    if way == "transposed":
+        for module in linears:
+            module.__class__ = _TransposedLinear
+    elif way == "float16_weights":
+        for module in linears:
+            _pack(module)
+    return way
+
+
+def _pack(module: nn.Linear) -> None:
+    scale = float16_scale(module.weight)
+    if scale is None:
+        return
+    bias = None if module.bias is None else module.bias.detach()
+    packed = torch.ops.quantized.linear_prepack_fp16(module.weight.detach() * scale, bias)
+    del module.weight, module.bias
+    module.__class__ = _Float16WeightsLinear
+    module.packed, module.input_scale = packed, 1 / scale  # type: ignore[assignment]  # mypy sees nn.Linear still
+
+
+def float16_scale(weight: Tensor) -> float | None:
+    """The power of two that makes every weight exactly a float16; None where there is none."""
+    if weight.dtype != torch.float32 or not weight.numel():
+        return None
+    largest = float(weight.detach().abs().max())
+    if not math.isfinite(largest):
+        return None
+    exponent = _LARGEST_EXPONENT - math.frexp(largest)[1]
+    for scale in (1.0, math.ldexp(1.0, exponent)):
+        scaled = weight.detach() * scale
+        if torch.equal(scaled.half().float(), scaled):
+            return scale
+    return None
 
 
 @torch.inference_mode()
-def _transposed_is_faster(weights: list[Tensor]) -> bool:
-    """Over several weights in turn, so that they come from memory, as in a forward."""
-    plain: list[float] = []
-    transposed: list[float] = []
-    for repeat in range(6):
-        for times, product in ((plain, F.linear), (transposed, _transposed_product)):
-            started = time.perf_counter()
-            for weight in weights:
-                product(torch.ones(_PROBED_ROWS, weight.shape[1], dtype=weight.dtype), weight)
-            if repeat:  # the first warms up
-                times.append(time.perf_counter() - started)
-    return median(plain) > _WORTHWHILE * median(transposed)
+def fastest_way(linears: list[nn.Linear]) -> str:
+    """Measures the ways on the largest of the layers, several in turn, so that they come from memory as in a forward.
+
+    Returns:
+        "plain", "transposed" or "float16_weights"; the last only where it can be had and is exact.
+    """
+    largest = sorted(linears, key=lambda module: -module.weight.numel())[:_PROBED_WEIGHTS]
+    weights = [module.weight.detach() for module in largest]
+    ways: dict[str, tuple[_Product, list[Any]]] = {
+        "plain": (F.linear, weights),
+        "transposed": (_transposed_product, weights),
+    }
+    if all(float16_scale(weight) is not None for weight in weights):
+        try:
+            packed = [torch.ops.quantized.linear_prepack_fp16(weight, None) for weight in weights]
+        except RuntimeError:  # no FBGEMM in this build or on this processor
+            pass
+        else:
+            ways["float16_weights"] = (torch.ops.quantized.linear_dynamic_fp16, packed)
+    times = {way: [_Times() for _ in _PROBED_ROWS] for way in ways}
+    for _ in range(_PROBE_REPEATS):
+        for place, num_rows in enumerate(_PROBED_ROWS):
+            inputs = [torch.ones(num_rows, weight.shape[1], dtype=weight.dtype) for weight in weights]
+            for way, (product, prepared) in ways.items():
+                times[way][place].measure(product, inputs, prepared)
+    relative = {
+        way: sum(own.median() / plain.median() for own, plain in zip(times[way], times["plain"], strict=True))
+        for way in ways
+    }
+    best = min(relative, key=lambda way: relative[way])
+    return best if relative["plain"] > _WORTHWHILE * relative[best] else "plain"
+
+
+class _Times:
+    """Of one way with one number of rows."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+
+    def measure(self, product: _Product, inputs: list[Tensor], weights: list[Any]) -> None:
+        started = time.perf_counter()
+        for x, weight in zip(inputs, weights, strict=True):
+            product(x, weight)
+        self._seconds.append(time.perf_counter() - started)
+
+    def median(self) -> float:
+        return median(self._seconds[1:])  # the first warms up

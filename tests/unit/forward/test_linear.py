@@ -1,37 +1,76 @@
-"""Linear layers computed the other way round give the same numbers, and only where that was measured to be faster."""
+"""Linear layers computed in another way give the same numbers, and only where that was measured to be faster."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from adaptive_verification.forward import linear
-from adaptive_verification.forward.linear import use_fastest_linear
+from adaptive_verification.forward.linear import fastest_way, float16_scale, use_fastest_linear
+
+WAYS = ("plain", "transposed", "float16_weights")
 
 
-def model() -> nn.Module:
+def model() -> nn.Sequential:
+    """With weights as they are published: bfloat16."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 7, bias=False))
+    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 7, bias=False)).bfloat16().float()
 
 
+def computed_by(way: str, monkeypatch: pytest.MonkeyPatch) -> nn.Sequential:
+    monkeypatch.setattr(linear, "fastest_way", lambda linears: way)
+    layers = model()
+    assert use_fastest_linear(layers) == way
+    return layers
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 128, 129])
-def test_the_numbers_are_the_same_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    plain, other = model(), model()
-    monkeypatch.setattr(linear, "_transposed_is_faster", lambda weights: True)
-    assert use_fastest_linear(other)
+def test_the_numbers_are_the_same_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch, way: str, rows: int) -> None:
+    other = computed_by(way, monkeypatch)
     x = torch.randn(1, rows, 12)
     with torch.inference_mode():
-        expected, got = plain(x), other(x)
+        expected, got = model()(x), other(x)
     assert got.is_contiguous()
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_a_model_is_left_alone_where_its_own_way_is_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_transposed_is_faster", lambda weights: False)
-    untouched = model()
-    assert not use_fastest_linear(untouched)
-    assert type(untouched[0]) is nn.Linear  # type: ignore[index]
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_another_way_is_really_taken(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    assert all(type(layer) is not nn.Linear for layer in computed_by(way, monkeypatch))
+
+
+def test_weights_of_any_size_are_kept_exactly_by_a_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(3, 3)
+    weight = [[2.0**-20, 1.5 * 2.0**-26, 0.0], [3.0, -(2.0**-22), 1.0], [2.5, 0.0, -3.5]]
+    layer.weight = nn.Parameter(torch.tensor(weight))
+    expected = layer(torch.eye(3))
+    monkeypatch.setattr(linear, "fastest_way", lambda linears: "float16_weights")
+    use_fastest_linear(nn.Sequential(layer))
+    assert torch.equal(layer(torch.eye(3)), expected)
+    assert layer.input_scale != 1
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [[[1.0, 1 + 2.0**-20]], [[1.0, 2.0**-40]], [[torch.inf, 1.0]], [[torch.nan, 1.0]]],
+    ids=["more digits", "more range", "infinite", "no number"],
+)
+def test_weights_that_float16_would_change_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, weight: list[list[float]]
+) -> None:
+    layer = nn.Linear(2, 1)
+    layer.weight = nn.Parameter(torch.tensor(weight))
+    monkeypatch.setattr(linear, "fastest_way", lambda linears: "float16_weights")
+    use_fastest_linear(nn.Sequential(layer))
+    assert type(layer) is nn.Linear
+    assert float16_scale(layer.weight) is None
+    assert float16_scale(torch.zeros(1, 2, dtype=torch.bfloat16)) is None
 
 
 def test_what_is_no_plain_linear_layer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,22 +78,39 @@ def test_what_is_no_plain_linear_layer_is_left_alone(monkeypatch: pytest.MonkeyP
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) + 1
 
-    monkeypatch.setattr(linear, "_transposed_is_faster", lambda weights: True)
+    monkeypatch.setattr(linear, "fastest_way", lambda linears: "transposed")
     mixed = nn.Sequential(nn.Linear(4, 4), Special(4, 4))
     use_fastest_linear(mixed)
     assert type(mixed[1]) is Special
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(0.5, True), (0.95, False), (2.0, False)])
-def test_only_a_clear_gain_counts(monkeypatch: pytest.MonkeyPatch, factor: float, expected: bool) -> None:
+@pytest.mark.parametrize(
+    ("transposed", "float16_weights", "expected"),
+    [(0.5, 0.4, "float16_weights"), (0.5, 0.9, "transposed"), (0.95, 0.9, "plain"), (2.0, 2.0, "plain")],
+)
+def test_only_a_clear_gain_counts(
+    monkeypatch: pytest.MonkeyPatch, transposed: float, float16_weights: float, expected: str
+) -> None:
     clock = 0.0
 
-    def passes(seconds: float) -> torch.Tensor:
-        nonlocal clock
-        clock += seconds
-        return torch.zeros(())
+    def takes(seconds: float) -> Callable[[Any, Any], torch.Tensor]:
+        def product(x: Any, weight: Any) -> torch.Tensor:
+            nonlocal clock
+            clock += seconds
+            return torch.zeros(())
 
-    monkeypatch.setattr("adaptive_verification.forward.linear.time.perf_counter", lambda: clock)
-    monkeypatch.setattr("adaptive_verification.forward.linear.F.linear", lambda x, weight: passes(1.0))
-    monkeypatch.setattr(linear, "_transposed_product", lambda x, weight: passes(factor))
-    assert linear._transposed_is_faster([torch.zeros(3, 2)]) is expected
+        return product
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock)
+    monkeypatch.setattr("adaptive_verification.forward.linear.F.linear", takes(1.0))
+    monkeypatch.setattr(linear, "_transposed_product", takes(transposed))
+    monkeypatch.setattr(torch.ops.quantized, "linear_dynamic_fp16", takes(float16_weights))
+    assert fastest_way([layer for layer in model() if isinstance(layer, nn.Linear)]) == expected
+
+
+def test_a_build_without_float16_weights_chooses_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(weight: torch.Tensor, bias: None) -> None:
+        raise RuntimeError("Didn't find engine for operation quantized::linear_prepack_fp16")
+
+    monkeypatch.setattr(torch.ops.quantized, "linear_prepack_fp16", missing)
+    assert fastest_way([nn.Linear(8, 8).bfloat16().float()]) in ("plain", "transposed")
