@@ -29,6 +29,7 @@ from tests.prompts import prompts
 from adaptive_verification.errors import AdaptiveVerificationError
 from adaptive_verification.estimation.trace import Trace
 from adaptive_verification.serving.launcher import ServerOptions, running_server
+from adaptive_verification.serving.signals import interrupt_on_signals
 from perf.feature_labels import joined
 from perf.feature_plot import draw_auc_by_position, draw_reliability
 from perf.feature_recording import SteadyLoad, read_traces, record, recorded_labels
@@ -130,6 +131,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
+    interrupt_on_signals()
     try:
         if options.traces:
             options.output.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,8 @@
 
 A shape is rows x tokens of each x cached tokens of each. "Bare" is the unmodified model on that many tokens of one
 sequence, without a cache; the others are the packed forward, with attention and cache, and logits after every token,
-its linear layers computed in the ways of `forward.linear`. All arms of a shape are interleaved and repeated; the numbers are medians in milliseconds.
+its linear layers computed in the ways of `forward.linear`. All arms of a shape are interleaved and repeated; the
+numbers are medians in milliseconds.
 """
 
 from __future__ import annotations

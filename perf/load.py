@@ -30,6 +30,7 @@ from tests.prompts import prompts
 
 from adaptive_verification.errors import AdaptiveVerificationError, SetupError
 from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
+from adaptive_verification.serving.signals import interrupt_on_signals
 from perf import perf_analyzer
 from perf.estimator_switch import EstimatorSwitch
 from perf.load_plan import ARMS, MAX_DRAFT_TOKENS, SAMPLINGS, Point, plan
@@ -249,6 +250,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
+    interrupt_on_signals()
     texts = prompts(NUM_PROMPTS, options.max_prompt_characters, files=prompt_files(options.prompts), seed=options.seed)
     study = {
         **{name: getattr(options, name) for name in

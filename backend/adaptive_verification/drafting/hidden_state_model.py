@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork
-from adaptive_verification.forward.causal_model import ATTENTION_NAME, ModelOptions, attention_dimensions
+from adaptive_verification.forward.causal_model import ModelOptions
+from adaptive_verification.forward.fused_forward import FusedDecoder, can_fuse_decoder
 from adaptive_verification.forward.linear import use_fastest_linear
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row, zeros
+from adaptive_verification.forward.transformers_forward import Attention, TransformersDecoder, attention_dimensions
 
 
 class HiddenStateModel:
@@ -26,12 +28,14 @@ class HiddenStateModel:
 
     def __init__(self, network: HiddenStateNetwork, options: ModelOptions) -> None:
         """Takes a network that is in place (device, type, eval mode)."""
-        network.layers.set_attn_implementation(ATTENTION_NAME)
         self._network = network
+        kind = FusedDecoder if can_fuse_decoder(network.layers) else TransformersDecoder
+        self._decoder: FusedDecoder | TransformersDecoder = kind(network.layers)
         draft_vocabulary, hidden_size = network.head.shape
         self._head = nn.Linear(hidden_size, draft_vocabulary, bias=False, device="meta")
         self._head.weight = nn.Parameter(network.head, requires_grad=False)
-        use_fastest_linear(nn.ModuleList([network, self._head]))
+        linear_parts = [network.from_token, network.from_target, network.from_own, network.combine, self._head]
+        use_fastest_linear(nn.ModuleList([*linear_parts, self._decoder]))
         self.device = options.device
         self.dtype = options.dtype
         self.num_slots = options.num_slots
@@ -53,11 +57,14 @@ class HiddenStateModel:
         # place t holds what is known before token t: of the target's state once that was sent, else of the last draft's
         self._contexts = zeros((options.num_slots, self.capacity + 1, hidden_size), options.dtype, options.device)
 
-    def _run_once(self, attention: object) -> None:
-        token = torch.zeros(1, 1, dtype=torch.int64, device=self._network.embedding.device)
-        states = self._network.embedding[:1].unsqueeze(0)
-        with torch.inference_mode():
-            self._network(token, states, token, ragged=attention)
+    def _run_once(self, attention: Attention) -> None:
+        token = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._hidden(token, self._network.embedding[:1], token, attention)
+
+    def _hidden(self, token_ids: Tensor, contexts: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Of the network, over packed tokens: `[T]`, `[T, hidden]`, `[T]` -> `[T, hidden]`."""
+        guess, inputs = self._network.guess(token_ids, contexts)
+        return self._network.refined(guess, self._decoder(inputs, positions, attention))
 
     @torch.inference_mode()
     def write_states(self, slots: Tensor, positions: Tensor, states: Tensor) -> None:
@@ -75,9 +82,8 @@ class HiddenStateModel:
         batch = RaggedBatch(rows, self._cache)
         places = batch.last_token if logits_at is None else logits_at
         contexts = self._contexts[batch.slot_of_token, batch.positions]
-        hidden = self._network(
-            token_ids[None].to(self.device, torch.int64), contexts[None], batch.positions[None], ragged=batch
-        )[0, places]
+        tokens = token_ids.to(self.device, torch.int64)
+        hidden = self._hidden(tokens, contexts, batch.positions, batch)[places]
         self._contexts[batch.slot_of_token[places], batch.positions[places] + 1] = self._network.context_of_own(hidden)
         logits: Tensor = self._head(hidden)
         return logits

@@ -90,20 +90,24 @@ class HiddenStateNetwork(nn.Module):
     def forward(self, token_ids: Tensor, context: Tensor, position_ids: Tensor, **attention: Any) -> Tensor:
         """Hidden states after each token, which stand in for the target's last ones.
 
-        A linear guess from the token and the state before it, and what the layers add to that.
-
         Args:
             token_ids: `[batch, T]`.
             context: `[batch, T, hidden]`, made of the state before each token: the target's, or this function's.
             position_ids: `[batch, T]`.
             attention: handed to the attention function.
         """
-        embedded = normalized(F.embedding(token_ids, self.embedding))
-        guess = self.from_token(embedded) + context
-        inputs = self.combine(torch.cat([embedded, normalized(context)], dim=-1))
+        guess, inputs = self.guess(token_ids, context)
         output = self.layers(inputs_embeds=inputs, position_ids=position_ids, use_cache=False, **attention)
-        hidden: Tensor = guess + self.layers_scale * output.last_hidden_state
-        return hidden
+        return self.refined(guess, output.last_hidden_state)
+
+    def guess(self, token_ids: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """A linear guess from the token and the state before it, and what the layers are to look at."""
+        embedded = normalized(F.embedding(token_ids, self.embedding))
+        return self.from_token(embedded) + context, self.combine(torch.cat([embedded, normalized(context)], dim=-1))
+
+    def refined(self, guess: Tensor, output: Tensor) -> Tensor:
+        """The guess and what the layers, after their final norm, add to it."""
+        return guess + self.layers_scale * output
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[..., hidden]` -> `[..., draft vocabulary]`."""

@@ -1,58 +1,30 @@
 """Any transformers causal language model, run over packed tokens of many sequences with a slot cache.
 
-The model is used unmodified, through transformers' public attention interface: its layers call the function registered
-here, which writes keys and values to the cache and attends per sequence. What it would compute wrongly (sliding windows
-shorter than the context, attention biases, recurrent layers, ...) is refused at load: by its configuration where that
-says so, by the arguments its layers pass, and by comparing a small packed forward with the model's own.
+Llama-like models run with joined projections (`fused_forward`), all others as they are (`transformers_forward`); both
+hand queries, keys and values to the batch, which writes the cache and attends per sequence. What would be computed
+wrongly (sliding windows shorter than the context, attention biases, recurrent layers, ...) is refused at load: by its
+configuration where that says so, by the arguments its layers pass, and by comparing a small packed forward with the
+model's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from adaptive_verification.errors import UnsupportedModel
-from adaptive_verification.forward.hidden_states import HiddenStates
+from adaptive_verification.forward.fused_forward import FusedForward
 from adaptive_verification.forward.linear import use_fastest_linear
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row
+from adaptive_verification.forward.transformers_forward import TransformersForward, attention_dimensions
 
-ATTENTION_NAME = "adaptive_verification_ragged"
-_REFUSED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "head_mask", "alibi")
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
-
-
-def _ragged_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    *,
-    ragged: RaggedBatch,
-    **arguments: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: `[1, heads, T, head_dim]` in, `[1, T, heads, head_dim]` out."""
-    for name in _REFUSED_ARGUMENTS:
-        if arguments.get(name) is not None:
-            raise UnsupportedModel(f"{type(module).__name__} needs attention with {name}, which is not supported")
-    window = arguments.get("sliding_window")
-    if window is not None and window < ragged.capacity:
-        raise UnsupportedModel(
-            f"{type(module).__name__} attends over a sliding window of {window} tokens; "
-            f"set max_context_tokens to at most {window}, or use a model with full attention"
-        )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return ragged.attend(module.layer_idx, query, key, value, scale), None  # type: ignore[arg-type]
-
-
-transformers.AttentionInterface.register(ATTENTION_NAME, _ragged_attention)
 
 
 @dataclass(frozen=True)
@@ -79,14 +51,17 @@ class CausalModel:
         """
         config = model.config.get_text_config()
         refuse_unsupported(config, model, options.max_context_tokens)
-        self._model = model
         self.vocab_size = int(config.vocab_size)
         self.device = options.device
         self.num_slots = options.num_slots
         self.capacity = options.max_context_tokens
         reference = _probe_reference(model)
-        model.set_attn_implementation(ATTENTION_NAME)
-        key_dim, value_dim, kv_heads = attention_dimensions(lambda attention: _run_token(model, attention))
+        kind = FusedForward if FusedForward.can_fuse(model) else TransformersForward
+        self._forward: FusedForward | TransformersForward = kind(model, hidden_layers)
+        token = torch.zeros(1, dtype=torch.int64, device=options.device)
+        key_dim, value_dim, kv_heads = attention_dimensions(
+            lambda attention: self._forward(token, token, attention, token)
+        )
 
         def new_cache(num_slots: int, capacity: int) -> KVCache:
             return KVCache(
@@ -100,11 +75,10 @@ class CausalModel:
                 device=options.device,
             )
 
-        use_fastest_linear(model)
-        _check_probe(model, reference, new_cache(len(_PROBE_LENGTHS), max(_PROBE_LENGTHS)))
+        use_fastest_linear(self._forward.module)
+        _check_probe(self._forward, model, reference, new_cache(len(_PROBE_LENGTHS), max(_PROBE_LENGTHS)))
         self.cache = new_cache(options.num_slots, options.max_context_tokens)
         self.hidden_layers = tuple(hidden_layers)
-        self._hidden_states = HiddenStates(model, hidden_layers)
 
     @classmethod
     def load(
@@ -133,26 +107,24 @@ class CausalModel:
         Returns:
             `[m, vocab]` logits in the model's type.
         """
-        return _packed_forward(self._model, self.cache, token_ids, rows, logits_at)
+        return _packed_forward(self._forward, self.cache, token_ids, rows, logits_at)
 
     def hidden_states(self) -> Tensor:
         """The last forward's hidden states `[T, width]` of `hidden_layers`, of which there must be some, side by
         side."""
-        return self._hidden_states.take()
+        return self._forward.hidden_states()
 
 
 def _packed_forward(
-    model: PreTrainedModel, cache: KVCache, token_ids: Tensor, rows: list[Row], logits_at: Tensor | None
+    forward: FusedForward | TransformersForward,
+    cache: KVCache,
+    token_ids: Tensor,
+    rows: list[Row],
+    logits_at: Tensor | None,
 ) -> Tensor:
     batch = RaggedBatch(rows, cache)
-    output = model(
-        input_ids=token_ids[None].to(batch.positions.device, torch.long),
-        position_ids=batch.positions[None],
-        use_cache=False,
-        logits_to_keep=batch.last_token if logits_at is None else logits_at,
-        ragged=batch,
-    )
-    return output.logits[0]
+    tokens = token_ids.to(batch.positions.device, torch.int64)
+    return forward(tokens, batch.positions, batch, batch.last_token if logits_at is None else logits_at)
 
 
 def refuse_unsupported(config: PretrainedConfig, model: PreTrainedModel, max_context_tokens: int) -> None:
@@ -196,36 +168,6 @@ def _keep_first_layers(config: PretrainedConfig, num_layers: int) -> None:
         text_config.layer_types = text_config.layer_types[:num_layers]
 
 
-def _run_token(model: PreTrainedModel, attention: object) -> None:
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    with torch.inference_mode():
-        model(input_ids=token, position_ids=token, use_cache=False, ragged=attention)
-
-
-def attention_dimensions(run: Callable[[object], None]) -> tuple[int, int, int]:
-    """(key dim, value dim, kv heads), seen rather than guessed: from what the layers hand to attention.
-
-    Args:
-        run: a forward of one token with the given object as `ragged`.
-
-    Raises:
-        UnsupportedModel: the layers differ, or do not come here.
-    """
-    seen: set[tuple[int, int, int]] = set()
-
-    class _Spy:
-        capacity = 0
-
-        def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-            seen.add((key.shape[-1], value.shape[-1], key.shape[1]))
-            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
-
-    run(_Spy())
-    if len(seen) != 1:
-        raise UnsupportedModel(f"the model does not have one attention shape in all layers: {sorted(seen)}")
-    return seen.pop()
-
-
 _PROBE_LENGTHS = (5, 8)
 
 
@@ -241,7 +183,9 @@ def _probe_reference(model: PreTrainedModel) -> list[Tensor]:
         return [model(input_ids=tokens[None], use_cache=False).logits[0] for tokens in _probe_tokens(model)]
 
 
-def _check_probe(model: PreTrainedModel, reference: list[Tensor], cache: KVCache) -> None:
+def _check_probe(
+    forward: FusedForward | TransformersForward, model: PreTrainedModel, reference: list[Tensor], cache: KVCache
+) -> None:
     """Runs the probe sequences packed, in two parts each, and compares."""
     sequences = _probe_tokens(model)
     parts: list[list[Tensor]] = [[], []]
@@ -252,7 +196,7 @@ def _check_probe(model: PreTrainedModel, reference: list[Tensor], cache: KVCache
             rows = [Row(slot, context[slot], len(tokens[slot])) for slot in range(2)]
             packed = torch.cat(tokens)
             everywhere = torch.arange(len(packed), device=packed.device)
-            logits = _packed_forward(model, cache, packed, rows, everywhere)
+            logits = _packed_forward(forward, cache, packed, rows, everywhere)
             for slot, row_logits in enumerate(logits.split([row.query_length for row in rows])):
                 parts[slot].append(row_logits)
                 context[slot] += len(row_logits)

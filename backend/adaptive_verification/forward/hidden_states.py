@@ -26,10 +26,9 @@ class HiddenStates:
             UnsupportedModel: there is no such layer, or the decoder layers cannot be told.
         """
         num_layers = int(model.config.get_text_config().num_hidden_layers)
+        refuse_missing_layers(layers, num_layers)
         self._captured: list[Tensor | None] = [None] * len(layers)
         for place, layer in enumerate(layers):
-            if not 1 <= layer <= num_layers:
-                raise UnsupportedModel(f"hidden layer {layer} is out of range; the model has layers 1 to {num_layers}")
             module = model.base_model if layer == num_layers else decoder_layers(model)[layer - 1]
             module.register_forward_hook(self._keep(place))
 
@@ -43,6 +42,13 @@ class HiddenStates:
         """`[T, width]`, the layers side by side."""
         captured = [tensor[0] for tensor in self._captured if tensor is not None]
         return captured[0] if len(captured) == 1 else torch.cat(captured, dim=-1)
+
+
+def refuse_missing_layers(layers: Sequence[int], num_layers: int) -> None:
+    """Raises UnsupportedModel: a layer is none of the model's."""
+    for layer in layers:
+        if not 1 <= layer <= num_layers:
+            raise UnsupportedModel(f"hidden layer {layer} is out of range; the model has layers 1 to {num_layers}")
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -5,7 +5,7 @@ torch's scaled-dot-product attention on a view of the cache; its rows are padded
 context. `plan_segments` merges rows into a segment where the padding costs less than another call would.
 
 Grouped query heads are folded into the query dimension, so keys and values are read once per group. This module knows
-nothing of transformers: `transformers_attention` registers it there.
+nothing of transformers: `transformers_forward` registers it there.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _cost(segment: Segment) -> float:
 class RaggedBatch:
     """Everything about a packed batch that all layers share: positions, where to write, how to attend.
 
-    The packed order is the rows' order. Build one per forward and hand it to the model as the keyword `ragged`.
+    The packed order is the rows' order. Build one per forward.
     """
 
     def __init__(self, rows: list[Row], cache: KVCache) -> None:
@@ -138,20 +138,19 @@ class RaggedBatch:
         """Writes the new keys and values to the cache and attends over it.
 
         Args:
-            query: `[1, heads, T, key_dim]`.
-            key: `[1, kv_heads, T, key_dim]`.
-            value: `[1, kv_heads, T, value_dim]`.
+            query: `[T, heads, key_dim]`.
+            key: `[T, kv_heads, key_dim]`.
+            value: `[T, kv_heads, value_dim]`.
 
         Returns:
-            `[1, T, heads, value_dim]`.
+            `[T, heads, value_dim]`.
         """
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self.slot_of_token, :, self.positions] = key[0].transpose(0, 1)
-        values[self.slot_of_token, :, self.positions] = value[0].transpose(0, 1)
-        query_by_token = query[0].transpose(0, 1)  # [T, heads, key_dim]
-        outputs = [segment.attend(query_by_token, keys, values, scaling) for segment in self._segments]
+        keys[self.slot_of_token, :, self.positions] = key
+        values[self.slot_of_token, :, self.positions] = value
+        outputs = [segment.attend(query, keys, values, scaling) for segment in self._segments]
         padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [padded, heads, value_dim]
-        return (padded if self._source is None else padded.index_select(0, self._source)).unsqueeze(0)
+        return padded if self._source is None else padded.index_select(0, self._source)
 
 
 class _SegmentLayout:
@@ -191,15 +190,12 @@ class _SegmentLayout:
         self._mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
         self._folded_mask: Tensor | None = None
 
-    def attend(self, query_by_token: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """`[T, heads, key_dim]` -> `[padded, heads, value_dim]`."""
         num_slots, query_length = self._shape
         kv_heads = keys.shape[1]
-        groups = query_by_token.shape[1] // kv_heads
-        if self._gather is None:
-            gathered = query_by_token[: self.num_padded]
-        else:
-            gathered = query_by_token.index_select(0, self._gather)
+        groups = query.shape[1] // kv_heads
+        gathered = query[: self.num_padded] if self._gather is None else query.index_select(0, self._gather)
         folded = (
             gathered.reshape(num_slots, query_length, kv_heads, groups, -1)
             .permute(0, 2, 1, 3, 4)

@@ -177,7 +177,7 @@ def test_the_command_makes_a_drafter_and_goes_on_when_it_is_given_more_minutes(
     assert report in capsys.readouterr().out
     assert report.count("| temperature") == 4
     first = json.loads((tmp_path / "drafter" / "config.json").read_text())["trained"]
-    assert main([*arguments, "--minutes", "0.15"]) == 0
+    assert main([*arguments, "--minutes", "0.2"]) == 0
     second = json.loads((tmp_path / "drafter" / "config.json").read_text())["trained"]
     assert second["collected_tokens"] > first["collected_tokens"] > 0
     assert second["steps"] > first["steps"] > 0

@@ -1,0 +1,198 @@
+"""Llama-like models with their projections joined: fewer and larger calls, the same numbers up to rounding.
+
+At few tokens a step waits for small calls as long as for arithmetic. Here a layer has four matrix products instead of
+seven, one rotation for queries and keys together, and no Python in between but this module's. Queries and keys keep
+their rotary pairs side by side (the projections' rows are reordered at load), so that a rotation is a multiplication of
+complex numbers; attention does not notice, as it only sees their products.
+
+Knows the architectures it can take over; every other model runs as it is, see `transformers_forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    LlamaForCausalLM,
+    LlamaModel,
+    MistralForCausalLM,
+    MistralModel,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+)
+
+from adaptive_verification.forward.hidden_states import refuse_missing_layers
+from adaptive_verification.forward.transformers_forward import Attention
+
+_DECODERS = (LlamaModel, MistralModel, Qwen2Model)
+_MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
+
+
+def can_fuse_decoder(decoder: nn.Module) -> bool:
+    """Whether `FusedDecoder` computes what this one does."""
+    if type(decoder) not in _DECODERS:
+        return False
+    config: Any = decoder.config
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    return bool(config.hidden_act == "silu" and rotary == 1.0)
+
+
+class FusedDecoder(nn.Module):
+    """Decoder layers and final norm."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        """Takes the weights of a decoder for which `can_fuse_decoder` holds, and leaves it as it is."""
+        super().__init__()
+        source: Any = decoder
+        self.layers = nn.ModuleList(_FusedLayer(layer, number) for number, layer in enumerate(source.layers))
+        self.norm = _Norm(source.norm)
+        self.rotary = source.rotary_emb
+
+    def forward(self, inputs: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Embedded tokens `[T, hidden]`, which are overwritten, and their positions `[T]` -> `[T, hidden]`."""
+        normed: Tensor = self.norm(self.run_layers(inputs, positions, attention, {}))
+        return normed
+
+    def run_layers(self, hidden: Tensor, positions: Tensor, attention: Attention, keep: dict[int, Tensor]) -> Tensor:
+        """As `forward`, but without the final norm.
+
+        Args:
+            keep: the keys are layers, 1 and up; gets the outputs of these.
+        """
+        cos, sin = self.rotary(hidden[None], positions[None])
+        half = cos.shape[-1] // 2  # the second half repeats the first
+        rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())[:, None]  # [T, 1, head_dim / 2]
+        for number, layer in enumerate(self.layers, start=1):
+            layer(hidden, rotation, attention)
+            if number in keep:
+                keep[number] = hidden.clone()
+        return hidden
+
+
+class _FusedLayer(nn.Module):
+    def __init__(self, layer: Any, number: int) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self._number = number
+        self._head_dim: int = attention.head_dim
+        self._scaling: float = attention.scaling
+        self._query_heads = attention.q_proj.out_features // self._head_dim
+        self._kv_heads = attention.k_proj.out_features // self._head_dim
+        self.attention_norm = _Norm(layer.input_layernorm)
+        self.qkv = _joined(
+            [attention.q_proj, attention.k_proj, attention.v_proj],
+            [
+                _rotary_pairs_together(self._query_heads, self._head_dim),
+                _rotary_pairs_together(self._kv_heads, self._head_dim),
+                torch.arange(attention.v_proj.out_features),
+            ],
+        )
+        self.output = _joined([attention.o_proj])
+        self.mlp_norm = _Norm(layer.post_attention_layernorm)
+        self.gate_and_up = _joined([mlp.gate_proj, mlp.up_proj])
+        self.down = _joined([mlp.down_proj])
+
+    def forward(self, hidden: Tensor, rotation: Tensor, attention: Attention) -> None:
+        """Adds the layer's two updates to `hidden` `[T, hidden]`."""
+        rotated_heads = self._query_heads + self._kv_heads
+        qkv = self.qkv(self.attention_norm(hidden)).view(len(hidden), -1, self._head_dim)
+        query_and_key = _rotated(qkv[:, :rotated_heads], rotation)
+        query, key = query_and_key[:, : self._query_heads], query_and_key[:, self._query_heads :]
+        attended = attention.attend(self._number, query, key, qkv[:, rotated_heads:], self._scaling)
+        hidden += self.output(attended.reshape(len(hidden), -1))
+
+        gate, up = self.gate_and_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
+        hidden += self.down(F.silu(gate) * up)
+
+
+class _Norm(nn.Module):
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self._shape = tuple(norm.weight.shape)
+        self._epsilon: float = norm.variance_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self._shape, self.weight, self._epsilon)
+
+
+def _rotary_pairs_together(num_heads: int, head_dim: int) -> Tensor:
+    """Rows of a projection `[heads * head_dim]`: the pairs (i, i + head_dim / 2) of each head side by side."""
+    within = torch.arange(head_dim).view(2, -1).t().reshape(-1)
+    return (torch.arange(num_heads)[:, None] * head_dim + within).reshape(-1)
+
+
+def _rotated(heads: Tensor, rotation: Tensor) -> Tensor:
+    """`[T, heads, head_dim]`, turned pair by pair; in place where that can be."""
+    if heads.dtype == torch.float32:
+        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(rotation)
+        return heads
+    turned = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2))) * rotation
+    return torch.view_as_real(turned).flatten(-2).to(heads.dtype)
+
+
+def _joined(projections: list[Any], rows: list[Tensor] | None = None) -> nn.Linear:
+    """One linear layer whose outputs are those of the given ones, their rows in the given order, end to end."""
+    orders = rows or [torch.arange(projection.out_features) for projection in projections]
+    pairs = list(zip(projections, orders, strict=True))
+    weight = torch.cat([projection.weight.detach()[order] for projection, order in pairs])
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    if any(projection.bias is not None for projection in projections):
+        biases = [
+            weight.new_zeros(len(order)) if projection.bias is None else projection.bias.detach()[order]
+            for projection, order in pairs
+        ]
+        joined.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+    return joined
+
+
+class FusedForward:
+    """A whole causal language model."""
+
+    def __init__(self, model: PreTrainedModel, hidden_layers: Sequence[int]) -> None:
+        """Takes the weights of a model for which `can_fuse` holds, and leaves it as it is.
+
+        Args:
+            hidden_layers: as `transformers_forward.TransformersForward`.
+
+        Raises:
+            UnsupportedModel: there is no such layer.
+        """
+        source: Any = model
+        self._num_layers = len(source.model.layers)
+        refuse_missing_layers(hidden_layers, self._num_layers)
+        self._hidden_layers = tuple(hidden_layers)
+        self._decoder = FusedDecoder(source.model)
+        self._head = _joined([source.lm_head])
+        self._embedding = source.get_input_embeddings()
+        self.module: nn.Module = nn.ModuleList([self._decoder, self._head])
+        self._kept: dict[int, Tensor] = {}
+
+    @staticmethod
+    def can_fuse(model: PreTrainedModel) -> bool:
+        """Whether this computes what the model does."""
+        return type(model) in _MODELS and can_fuse_decoder(model.base_model)
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor) -> Tensor:
+        """As `transformers_forward.TransformersForward`."""
+        keep = dict.fromkeys(self._hidden_layers, token_ids)
+        hidden = self._decoder.run_layers(self._embedding(token_ids), positions, attention, keep)
+        if self._num_layers in keep:  # what the head sees, as `forward.hidden_states` has it
+            keep[self._num_layers] = hidden = self._decoder.norm(hidden)
+            asked = hidden[logits_at]
+        else:
+            asked = self._decoder.norm(hidden[logits_at])
+        self._kept = keep
+        logits: Tensor = self._head(asked)
+        return logits
+
+    def hidden_states(self) -> Tensor:
+        """As `transformers_forward.TransformersForward`."""
+        kept = [self._kept[layer] for layer in self._hidden_layers]
+        return kept[0] if len(kept) == 1 else torch.cat(kept, dim=-1)
