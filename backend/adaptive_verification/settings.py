@@ -138,11 +138,12 @@ class EstimatorSettings(StageSettings):
     )
     refit_interval: int = Field(100, ge=1, description="Steps between two refits.")
     damping_labels: float = Field(50.0, ge=0, description="A refit that rests on so many labels moves half as far.")
-    exploration_interval_steps: int = Field(
-        32,
-        ge=2,
-        description="Every so many steps an eighth of the rows draft and verify to the full depth, so that the fit of "
-        "positions that are otherwise not worth it stays alive.",
+    exploration_share: float = Field(
+        0.005,
+        ge=0,
+        le=0.5,
+        description="Share of the time that may go into drafts beyond the plan, a little deeper, so that what they are "
+        "worth stays known; four times as much until the fit has learned. 0: none.",
     )
     max_sequences: int = Field(
         4096, ge=1, description="Sequences remembered between steps; the least recently used is forgotten."

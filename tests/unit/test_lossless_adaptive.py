@@ -38,7 +38,7 @@ CURVES = {
 
 def real_estimator(curves: Mapping[str, CostCurve] = CURVES) -> EstimatorStage:
     """Fits after every step, so the second step's budget rests on what the first one taught."""
-    settings = EstimatorSettings(refit_interval=1, max_draft_tokens=3, exploration_interval_steps=1000)
+    settings = EstimatorSettings(refit_interval=1, max_draft_tokens=3, exploration_share=0.0)
     estimator = EstimatorStage(settings, evidence_key=KEY, curves=curves)
     estimator.fit.refits = 100  # as after a while: no cold start, whose exploration would admit everything
     return estimator

@@ -23,9 +23,11 @@ from adaptive_verification.estimation.cost_model import CostModel
 from adaptive_verification.estimation.depth import best_depth, exploring_rows
 from adaptive_verification.settings import EstimatorSettings
 
-COLD_FACTOR = 8
+COLD_FACTOR = 4
 """Exploration is so many times as frequent while hardly anything is known: the first guess may wrongly say that nothing
 pays, and then only exploration can correct it."""
+EXPLORED_BEYOND_PLAN = 2
+"""Exploring rows draft so much deeper than the plan. Where that turns out to pay the plan follows, and they go on."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def make_policy(settings: EstimatorSettings, costs: CostModel) -> Policy:
     """The policy that the settings ask for."""
     deepest = settings.max_draft_tokens
     if settings.trim == "adaptive":
-        return Adaptive(costs, deepest, settings.exploration_interval_steps)
+        return Adaptive(costs, deepest, settings.exploration_share)
     if settings.trim == "fixed_length":
         if settings.fixed_length > deepest:
             raise SettingsError(f"fixed_length={settings.fixed_length}; it must be at most max_draft_tokens={deepest}")
@@ -122,10 +124,10 @@ class Threshold:
 class Adaptive:
     """Expected tokens per measured millisecond. While costs are not known, everything is drafted and verified."""
 
-    def __init__(self, costs: CostModel, deepest: int, exploration_interval: int) -> None:
+    def __init__(self, costs: CostModel, deepest: int, exploration_share: float) -> None:
         self._costs = costs
         self._deepest = deepest
-        self._exploration_interval = exploration_interval
+        self._exploration_share = exploration_share
 
     def decide(self, block: Block) -> Decision:
         if not self._costs.ready:
@@ -134,14 +136,29 @@ class Adaptive:
         admitted = admit(block.survival, np.where(block.exploring, 0, block.counts), budget)
         admitted = np.where(block.exploring, block.counts, admitted)
         depth = self._depth(block, admitted)
-        # The full plan is no limit at all, so a caller that would draft deeper still shows it.
-        next_limit = np.full_like(block.counts, depth if depth < block.recent_survival.shape[1] else self._deepest)
+        explored_depth = min(depth + EXPLORED_BEYOND_PLAN, self._deepest)
+        next_limit = np.full_like(block.counts, self._as_limit(depth, block))
         explores = np.zeros_like(block.exploring)
-        interval = self._exploration_interval if not block.cold else max(1, self._exploration_interval // COLD_FACTOR)
-        rows = list(exploring_rows(block.step + 1, len(next_limit), interval))
-        next_limit[rows] = self._deepest
+        rows_per_step = self._explorations_per_step(block, budget, depth, explored_depth)
+        rows = list(exploring_rows(block.step + 1, len(next_limit), rows_per_step))
+        next_limit[rows] = self._as_limit(explored_depth, block)
         explores[rows] = True
         return Decision(admitted, next_limit, explores, budget, depth)
+
+    def _as_limit(self, depth: int, block: Block) -> int:
+        """The full depth is no limit at all, so a caller that would draft deeper still shows it."""
+        return depth if depth < block.recent_survival.shape[1] else self._deepest
+
+    def _explorations_per_step(self, block: Block, budget: int, depth: int, explored_depth: int) -> float:
+        """Rows a step that cost the share of the planned time which exploration may take."""
+        share = self._exploration_share * (COLD_FACTOR if block.cold else 1)
+        tokens = block.base_tokens + budget
+        without, exploring = self._costs.verify_ms(np.array([tokens, tokens + explored_depth]))
+        one_row = self._costs.draft_ms(1, 1, explored_depth)
+        extra_ms = exploring - without + one_row[explored_depth] - one_row[depth]
+        rows = max(1, block.sampling_rows)
+        planned_ms = without + self._costs.draft_ms(block.base_tokens, rows, depth)[depth]
+        return float(share * planned_ms / max(extra_ms, 1e-9))
 
     def _budget(self, block: Block) -> int:
         # the block's own scores say more, but where tokens are drawn they would bias what is drawn

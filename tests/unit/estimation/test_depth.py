@@ -51,14 +51,19 @@ def test_blocks_that_differ_are_worth_drafting_where_equal_ones_of_the_same_mean
 
 
 def test_all_rows_explore_in_turn_and_few_at_a_time() -> None:
-    interval, num_rows = 4, 20
-    explored = [tuple(exploring_rows(step, num_rows, interval)) for step in range(200)]
-    assert all(len(rows) <= 2 for rows in explored)
-    assert sum(map(bool, explored)) == 50
+    num_rows = 20
+    explored = [exploring_rows(step, num_rows, 5.0) for step in range(200)]
+    assert {len(rows) for rows in explored} == {2}  # an eighth of the rows, whatever may be spent
     assert {row for rows in explored for row in rows} == set(range(num_rows))
-    assert explored == [tuple(exploring_rows(step, num_rows, interval)) for step in range(200)]
+    assert explored == [exploring_rows(step, num_rows, 5.0) for step in range(200)]
 
 
-def test_a_single_row_explores_in_every_interval_and_no_rows_never() -> None:
-    assert sum(len(tuple(exploring_rows(step, 1, 32))) for step in range(320)) == 10
-    assert not exploring_rows(0, 0, 32)
+@pytest.mark.parametrize(("rows_per_step", "explorations"), [(1 / 32, 40), (0.3, 320), (1.9, 1280), (1e-9, 3), (0, 0)])
+def test_rows_explore_as_often_as_may_be_spent(rows_per_step: float, explorations: int) -> None:
+    explored = [exploring_rows(step, 3, rows_per_step) for step in range(1280)]
+    assert sum(map(len, explored)) == explorations
+    assert len({row for rows in explored for row in rows}) == min(3, explorations)
+
+
+def test_no_rows_never_explore() -> None:
+    assert exploring_rows(0, 0, 0.5) == ()

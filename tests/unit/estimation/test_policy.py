@@ -10,7 +10,7 @@ from tests.unit.estimation.chain import CURVES
 from adaptive_verification.errors import SettingsError
 from adaptive_verification.estimation.budget import admit, best_budget, survival
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve, CostModel
-from adaptive_verification.estimation.policy import Block, make_policy
+from adaptive_verification.estimation.policy import COLD_FACTOR, EXPLORED_BEYOND_PLAN, Block, make_policy
 from adaptive_verification.settings import EstimatorSettings
 
 
@@ -104,22 +104,41 @@ def test_exploring_rows_keep_all_their_drafts_and_do_not_compete() -> None:
     assert _decide(costs, _block(expected_survival=np.zeros((3, 16), np.float32), exploring=exploring))[0] == [0, 4, 0]
 
 
-def test_a_plan_of_no_drafts_still_lets_a_few_rows_explore_at_times() -> None:
-    costs = CostModel(CURVES)
+def test_a_plan_of_no_drafts_still_lets_a_few_rows_explore_at_times_a_little_deeper() -> None:
     hopeless = {"recent_survival": np.zeros((64, 7), np.float32)}
-    policy = make_policy(EstimatorSettings.model_validate({"exploration_interval_steps": 32}), costs)
-    decisions = [policy.decide(_block(**hopeless, step=step)) for step in range(320)]
+    policy = make_policy(EstimatorSettings.model_validate({}), CostModel(CURVES))
+    decisions = [policy.decide(_block(**hopeless, step=step)) for step in range(3200)]
     assert {decision.depth for decision in decisions} == {0}
     limits = np.array([decision.next_limit for decision in decisions])
-    assert set(np.unique(limits)) == {0, 16}
-    assert (limits > 0).sum() == 10
+    assert set(np.unique(limits)) == {0, EXPLORED_BEYOND_PLAN}
     assert ((limits > 0) == np.array([decision.explores_next for decision in decisions])).all()
+    assert (limits > 0).any(0).all()
+
+
+@pytest.mark.parametrize("share", [0.003, 0.02, 0.1])
+def test_exploration_takes_its_share_of_the_time(share: float) -> None:
+    costs = CostModel(CURVES)
+    policy = make_policy(EstimatorSettings.model_validate({"exploration_share": share}), costs)
+    hopeless = {"recent_survival": np.zeros((64, 7), np.float32), "expected_survival": np.zeros((3, 16), np.float32)}
+    explorations = sum(policy.decide(_block(**hopeless, step=step)).explores_next.sum() for step in range(4000))
+    plain_ms, deeper_ms = costs.verify_ms(np.array([3, 3 + EXPLORED_BEYOND_PLAN]))
+    extra_ms = deeper_ms - plain_ms + costs.draft_ms(1, 1, EXPLORED_BEYOND_PLAN)[EXPLORED_BEYOND_PLAN]
+    spent = explorations * extra_ms / (4000 * plain_ms)
+    assert 0.6 * share < spent <= share
 
 
 def test_exploration_is_more_frequent_while_nothing_is_known() -> None:
-    policy = make_policy(EstimatorSettings.model_validate({"exploration_interval_steps": 32}), CostModel(CURVES))
-    cold = sum(policy.decide(_block(step=step, cold=True)).explores_next.sum() for step in range(320))
-    assert cold == 80
+    policy = make_policy(EstimatorSettings.model_validate({}), CostModel(CURVES))
+
+    def explorations(cold: bool) -> int:
+        return sum(policy.decide(_block(step=step, cold=cold)).explores_next.sum() for step in range(4000))
+
+    assert explorations(cold=True) == pytest.approx(COLD_FACTOR * explorations(cold=False), rel=0.2)
+
+
+def test_exploration_can_be_turned_off() -> None:
+    policy = make_policy(EstimatorSettings.model_validate({"exploration_share": 0}), CostModel(CURVES))
+    assert not any(policy.decide(_block(step=step, cold=True)).explores_next.any() for step in range(1000))
 
 
 def test_looked_up_drafts_are_charged_no_drafting() -> None:
