@@ -151,7 +151,9 @@ class LoadStudy:
         )
 
 
-def run_study(options: argparse.Namespace, results: ResultsDirectory, points: list[Point], texts: list[str]) -> None:
+def run_study(
+    options: argparse.Namespace, results: ResultsDirectory[Measurement], points: list[Point], texts: list[str]
+) -> None:
     """Measures all points that are not measured yet.
 
     Raises:
@@ -185,7 +187,7 @@ def run_study(options: argparse.Namespace, results: ResultsDirectory, points: li
         raise SetupError(f"{left_out} points were left out. The same command tries them again.")
 
 
-def write_report(results: ResultsDirectory) -> None:
+def write_report(results: ResultsDirectory[Measurement]) -> None:
     """The table and the pictures of all measurements there are."""
     if not results.measurements:
         return
@@ -260,7 +262,7 @@ def main() -> None:
     }  # fmt: skip
     points = plan(options.samplings, options.concurrency, options.arms, options.repeats)
     try:
-        results = ResultsDirectory(options.output, study)
+        results = ResultsDirectory(options.output, study, Measurement, "load.csv")
         try:
             run_study(options, results, points, texts)
         finally:

@@ -1,4 +1,4 @@
-"""The load study's measurements on disk: a CSV that grows by a line per point, and beside it what they belong to."""
+"""Measurements on disk: a CSV that grows by a line per point, and beside it the study that they belong to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from adaptive_verification.errors import SetupError
 from perf.load_plan import Point
@@ -52,27 +52,33 @@ class Measurement:
         return self.decoded_tokens - self.accepted_tokens
 
 
-class ResultsDirectory:
+M = TypeVar("M")
+
+
+class ResultsDirectory(Generic[M]):
     """A study's folder.
 
     Args:
         path: made where it is missing.
         study: names and values that all measurements there must have in common.
+        kind: the measurements', a dataclass of text and numbers.
+        file_name: of the CSV.
 
     Raises:
         SetupError: what is there was measured with others, or cannot be read.
     """
 
-    def __init__(self, path: Path, study: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, study: Mapping[str, Any], kind: type[M], file_name: str) -> None:
         self.path = path
         self.study_file = StudyFile(path, study)
-        self._csv = path / "load.csv"
+        self._kind: Any = kind
+        self._csv = path / file_name
         self.measurements = self._read()
 
-    def add(self, measurement: Measurement) -> None:
+    def add(self, measurement: M) -> None:
         """Writes it before it returns."""
         is_new = not self._csv.exists()
-        values = dataclasses.asdict(measurement)
+        values = dataclasses.asdict(measurement)  # type: ignore[call-overload]  # M is a dataclass
         with self._csv.open("a", newline="") as file:
             writer = csv.DictWriter(file, list(values), lineterminator="\n")
             if is_new:
@@ -82,14 +88,14 @@ class ResultsDirectory:
             )
         self.measurements.append(measurement)
 
-    def _read(self) -> list[Measurement]:
+    def _read(self) -> list[M]:
         if not self._csv.exists():
             return []
-        types = get_type_hints(Measurement)
+        types = get_type_hints(self._kind)
         try:
             with self._csv.open(newline="") as file:
                 return [
-                    Measurement(**{name: types[name](value) for name, value in row.items()})
+                    self._kind(**{name: types[name](value) for name, value in row.items()})
                     for row in csv.DictReader(file)
                 ]
         except (KeyError, TypeError, ValueError) as error:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.forward.ragged_attention import Row
+from tests.device import DEVICE
 
 
 class TableModel:
     """`distribution(prefix)` gives the probabilities of the next token."""
 
-    device = torch.device("cpu")
+    device = DEVICE
 
     def __init__(
         self,
@@ -53,11 +54,13 @@ class TableModel:
                 self._states.append(state_after(prefix))
             last.append(len(logits) - 1)
         places = last if logits_at is None else logits_at.tolist()
-        return torch.stack(logits)[places] if places else torch.empty(0, self.vocab_size, dtype=torch.float64)
+        return (torch.stack(logits)[places] if places else torch.empty(0, self.vocab_size, dtype=torch.float64)).to(
+            DEVICE
+        )
 
     def hidden_states(self) -> Tensor:
         """`[T, 1]`: one number that tells the prefix."""
-        return torch.tensor(self._states)[:, None]
+        return torch.tensor(self._states, device=DEVICE)[:, None]
 
 
 def state_after(prefix: tuple[int, ...]) -> float:

@@ -21,6 +21,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.device import DEVICE
+
 VOCAB_SIZE = 97
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -46,12 +48,13 @@ SLIDING_WINDOW_CONFIG = MistralConfig(**COMMON, sliding_window=8)
 def tiny_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
     """A model with random weights large enough that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(6.0)
-    return model.to(dtype).eval()
+    placed: PreTrainedModel = model.to(DEVICE, dtype).eval()
+    return placed
 
 
 def save(directory: Path, vocabulary: dict[str, int] = VOCABULARY) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import queue
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from tests.integration.conftest import GenerateClient
+from tests.integration.conftest import GenerateClient, wait_until
 from tests.prompts import prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -119,13 +118,6 @@ def test_a_long_prompt_does_not_stop_the_others(client: GenerateClient) -> None:
     for thread in threads:
         thread.join()
     assert finished.get() == "short"
-
-
-def wait_until(condition: Any, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        threading.Event().wait(0.05)
 
 
 def test_a_cancelled_stream_frees_its_sequence(client: GenerateClient, server: RunningServer) -> None:

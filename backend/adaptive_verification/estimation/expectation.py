@@ -1,7 +1,8 @@
 """What the next block is expected to survive, from what was known before it is drafted.
 
 The budget of a block must not depend on the block itself, so it is chosen from the sequence's previous block; where
-that did not reach, or there was none, from the running mean acceptance of each position (1 before anything was seen).
+that did not reach, or there was none, from the running mean acceptance of each position (before anything was seen, 1
+or what the drafter says of itself).
 The depth plan looks at a sample of everybody's recent blocks: one unlucky block is no reason to stop drafting.
 
 Shapes `[rows, K]`. Knows probabilities only.
@@ -9,7 +10,7 @@ Shapes `[rows, K]`. Knows probabilities only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,19 @@ _KEEP_PER_STEP = 0.98
 class Expectation:
     """Running mean acceptance by position, and a sample of recent blocks.
 
-    The sample starts as blocks that survive wholly, so drafting is tried before it is judged. It is not part of the
-    state: after a restart it is soon full again.
+    The sample starts as blocks like the mean. It is not part of the state: after a restart it is soon full again.
+
+    Args:
+        num_positions: K.
+        first_acceptance: `[K]`, the mean of positions of which nothing was seen. By default they survive wholly, so
+            drafting is tried before it is judged.
     """
 
-    def __init__(self, num_positions: int) -> None:
-        # [2, K]: sums of predictions and of drafts. They start as one draft of probability 1.
-        self._sums = np.ones((2, num_positions), dtype=np.float32)
-        self.recent_survival = np.ones((SAMPLE_SIZE, num_positions), dtype=np.float32)
+    def __init__(self, num_positions: int, first_acceptance: Sequence[float] | None = None) -> None:
+        self._sums = np.ones((2, num_positions), dtype=np.float32)  # of predictions and of drafts; one draft to start
+        if first_acceptance is not None:
+            self._sums[0] = first_acceptance
+        self.recent_survival = np.tile(self.mean_survival, (SAMPLE_SIZE, 1))
         self._oldest = 0
 
     @property

@@ -10,7 +10,7 @@ It knows tensors of features and labels, nothing of requests or of what the feat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ class OnlineFit:
             All stay non-negative: a feature is oriented so that more means likelier accepted.
         refit_interval: steps folded in between two refits.
         damping_labels: a step that rests on so many labels is halved.
-        initial_slope, initial_intercept, ridge: a replayed trace may bring its own.
+        initial_slope, initial_intercept, ridge: a replayed trace may bring its own, a drafter the first two. Of the
+            intercept either one number, or one for each position.
         dtype: float32 while serving; float64 for tests.
     """
 
@@ -46,7 +47,7 @@ class OnlineFit:
         refit_interval: int = 100,
         damping_labels: float = 50.0,
         initial_slope: float = INITIAL_SLOPE,
-        initial_intercept: float = INITIAL_INTERCEPT,
+        initial_intercept: float | Sequence[float] = INITIAL_INTERCEPT,
         ridge: float = RIDGE,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -58,12 +59,19 @@ class OnlineFit:
         self._ridge = ridge
         self.shared = torch.zeros(num_shared, dtype=dtype, device=device)
         self.shared[0] = initial_slope
-        self.intercepts = torch.full((num_positions,), initial_intercept, dtype=dtype, device=device)
+        self.intercepts = torch.zeros(num_positions, dtype=dtype, device=device)
+        self.intercepts[:] = torch.as_tensor(initial_intercept, dtype=dtype, device=device)
         self.steps_since_refit = 0
         self.refits = 0
         # [K, m + 1, m + 3], sums over the labels of z (v z, r, 1), with z the features and a 1 for the intercept: the
         # information matrix, the gradient, and in its last row the number of labels.
         self._sums = torch.zeros(num_positions, num_shared + 1, num_shared + 3, dtype=dtype, device=device)
+
+    @property
+    def is_at_its_start(self) -> bool:
+        """Whether it is what the general constants make it: no evidence, and no first guess of the drafter's."""
+        general = self.shared[0] == INITIAL_SLOPE and bool((self.intercepts == INITIAL_INTERCEPT).all())
+        return bool(general and self.refits == 0 and self.steps_since_refit == 0)
 
     def predict(self, features: Tensor) -> Tensor:
         """Acceptance probabilities `[rows, k]` of features `[rows, k, m]`, for the first k <= K positions."""

@@ -116,7 +116,7 @@ class Recorder:
                 "source": "recorded from a running server",
                 "target": settings.target,
                 "drafter": settings.drafter,
-                "cold_start": fit.refits == 0 and fit.steps_since_refit == 0,
+                "cold_start": fit.is_at_its_start,
                 "constants": {
                     "init_slope": INITIAL_SLOPE,
                     "init_intercept": INITIAL_INTERCEPT,

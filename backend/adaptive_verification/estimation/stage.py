@@ -37,6 +37,7 @@ from adaptive_verification.estimation.cost_model import CostCurve, CostModel, re
 from adaptive_verification.estimation.evidence import history_feature, history_increments
 from adaptive_verification.estimation.expectation import Expectation
 from adaptive_verification.estimation.features import DRAFT_FEATURES, clean, serving_feature
+from adaptive_verification.estimation.first_guess import FirstGuess, by_position
 from adaptive_verification.estimation.lookup_rates import LookupRates
 from adaptive_verification.estimation.online_fit import OnlineFit
 from adaptive_verification.estimation.policy import Block, make_policy
@@ -62,6 +63,7 @@ class EstimatorStage:
         settings: see `EstimatorSettings`.
         evidence_key: what trusted callers send as `EVIDENCE_KEY`. Labels and costs of others are ignored; None: of all.
         curves: measured cost curves, where they do not come from the state directory.
+        first_guess: what the drafter says of itself; used with the feature `logit_q_max`.
         clock: seconds, monotonic.
 
     Raises:
@@ -74,6 +76,7 @@ class EstimatorStage:
         *,
         evidence_key: int | None = None,
         curves: Mapping[str, CostCurve] | None = None,
+        first_guess: FirstGuess | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.settings = settings
@@ -83,11 +86,14 @@ class EstimatorStage:
         num_positions = settings.max_draft_tokens
         self.is_fitted = self._feature.fitted
         self.uses_history = settings.evidence == "history" and self.is_fitted
+        guess = first_guess if settings.feature == "logit_q_max" else None
+        self._refits_until_warm = COLD_REFITS if guess is None else 0
         self.fit = OnlineFit(
             num_positions,
             2 if self.uses_history else 1,
             refit_interval=settings.refit_interval,
             damping_labels=settings.damping_labels,
+            **({} if guess is None else _initial(guess, num_positions)),
         )
         self.lookup_rates = LookupRates(num_positions, settings.refit_interval)
         self.costs = CostModel(curves, has_drafting_model=settings.drafter != LOOKUP)
@@ -100,7 +106,9 @@ class EstimatorStage:
         self.last_budget = 0
         self.last_depth = num_positions
         self._policy = make_policy(settings, self.costs)
-        self._expectation = Expectation(num_positions)
+        self._expectation = Expectation(
+            num_positions, None if guess is None else by_position(guess.mean_acceptance, num_positions)
+        )
         self._memory = SequenceMemory(settings.max_sequences, num_positions)
         self._deepest_asked = 0
         self._last_start: float | None = None
@@ -303,7 +311,7 @@ class EstimatorStage:
             settled=bool(((request.acceptance == COUPLED) | ~request.samples).all()),
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],
             step=self.steps,
-            cold=self.is_fitted and self.fit.refits < COLD_REFITS,
+            cold=self.is_fitted and self.fit.refits < self._refits_until_warm,
         )
 
     def _draft_features(self, draft: Draft, drafted: NDArray[np.int64], depth: int) -> Tensor | None:
@@ -391,6 +399,11 @@ class EstimatorStage:
             self._recorder.close()
         if self._file is not None:
             self._file.close(self.state_dict())
+
+
+def _initial(guess: FirstGuess, num_positions: int) -> dict[str, Any]:
+    """`OnlineFit`'s arguments."""
+    return {"initial_slope": guess.slope, "initial_intercept": by_position(guess.intercepts, num_positions)}
 
 
 def _labels(

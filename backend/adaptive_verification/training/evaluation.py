@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork
+from adaptive_verification.estimation.features import logit_q_max
 from adaptive_verification.sampling.truncation import Candidates, scale, truncate
 from adaptive_verification.training.batches import make_batch
 from adaptive_verification.training.jobs import Sampling
@@ -25,12 +26,24 @@ _PLACES_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Expected acceptance of drafts under one sampling setting."""
+    """Expected acceptance of drafts under one sampling setting, at each place and position of a block, given that the
+    drafts before it were accepted."""
 
     sampling: Sampling
-    by_position: list[float]
-    """Of the draft at each position of a block, given that those before it were accepted."""
-    num_places: int
+    overlap: Tensor
+    """`[places, depth]` float64, the sum of min(p, q)."""
+    log_odds: Tensor
+    """`[places, depth]` float32, of the drafter's most likely token, as the server's drafter sends them."""
+
+    @property
+    def num_places(self) -> int:
+        return len(self.overlap)
+
+    @property
+    def by_position(self) -> list[float]:
+        """The mean over the places."""
+        means: list[float] = (self.overlap.sum(0) / max(self.num_places, 1)).tolist()
+        return means
 
     def tokens_per_step(self, num_draft_tokens: int) -> float:
         """Expected tokens of a step that verifies so many drafts, as if positions were independent."""
@@ -60,8 +73,7 @@ def evaluate(
         draft_top_k: as the server's setting.
         report: called with the number of places as they are done.
     """
-    totals = torch.zeros(depth, dtype=torch.float64)
-    num_places = 0
+    overlaps, log_odds = [torch.zeros(0, depth, dtype=torch.float64)], [torch.zeros(0, depth)]
     ordered = sorted(sequences, key=lambda sequence: len(sequence.tokens))
     for start in range(0, len(ordered), _SEQUENCES_AT_ONCE):
         batch = make_batch(ordered[start : start + _SEQUENCES_AT_ONCE], network.embedding.shape[1])
@@ -71,25 +83,33 @@ def evaluate(
         passes = [hidden[where].split(_PLACES_AT_ONCE) for hidden in unrolled(network, batch, depth)]
         for number, targets in enumerate(batch.target_states[where].split(_PLACES_AT_ONCE)):
             p = _dense(targets @ full_head.T, sampling)
+            by_position = []
             for position in range(depth):
-                q = _candidates(network.logits(passes[position][number]), sampling, draft_top_k)
-                totals[position] += torch.minimum(p.gather(-1, network.token_ids[q.ids]), q.probs).sum().cpu()
-        num_places += places
+                logits = _scaled(network.logits(passes[position][number]), sampling)
+                q = _candidates(logits, sampling, draft_top_k)
+                overlap = torch.minimum(p.gather(-1, network.token_ids[q.ids]), q.probs).sum(-1)
+                by_position.append((overlap.cpu(), logit_q_max(logits).cpu()))
+            overlaps.append(torch.stack([overlap for overlap, _ in by_position], -1))
+            log_odds.append(torch.stack([odds for _, odds in by_position], -1))
         report(places)
-    return Acceptance(sampling, (totals / max(num_places, 1)).tolist(), num_places)
+    return Acceptance(sampling, torch.cat(overlaps), torch.cat(log_odds))
 
 
 def _dense(logits: Tensor, sampling: Sampling) -> Tensor:
     """`[rows, vocab]` probabilities, float64."""
     if sampling.temperature > 0 and sampling.top_p == 1:
         return (logits.float() / sampling.temperature).softmax(-1).to(torch.float64)
-    kept = _candidates(logits, sampling, 0)
+    kept = _candidates(_scaled(logits, sampling), sampling, 0)
     return torch.zeros_like(logits, dtype=torch.float64).scatter_(-1, kept.ids, kept.probs)
 
 
-def _candidates(logits: Tensor, sampling: Sampling, top_k: int) -> Candidates:
-    n = len(logits)
-    temperature = torch.full((n,), sampling.temperature, device=logits.device)
-    top_p = torch.full((n,), sampling.top_p, device=logits.device)
-    at_most = torch.full((n,), top_k, device=logits.device)
-    return truncate(scale(logits.float(), temperature), temperature, at_most, top_p)
+def _scaled(logits: Tensor, sampling: Sampling) -> Tensor:
+    return scale(logits.float(), torch.full((len(logits),), sampling.temperature, device=logits.device))
+
+
+def _candidates(scaled: Tensor, sampling: Sampling, top_k: int) -> Candidates:
+    n = len(scaled)
+    temperature = torch.full((n,), sampling.temperature, device=scaled.device)
+    top_p = torch.full((n,), sampling.top_p, device=scaled.device)
+    at_most = torch.full((n,), top_k, device=scaled.device)
+    return truncate(scaled, temperature, at_most, top_p)

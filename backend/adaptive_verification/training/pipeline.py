@@ -27,6 +27,7 @@ from adaptive_verification.training.batches import make_batch
 from adaptive_verification.training.closed_form import fit_linear_guess
 from adaptive_verification.training.collection import Collector
 from adaptive_verification.training.evaluation import Acceptance, evaluate
+from adaptive_verification.training.first_guess import fit_first_guess
 from adaptive_verification.training.jobs import SAMPLINGS, ChatFrame, plan_jobs, prompt_jobs, read_prompts
 from adaptive_verification.training.objective import Objective, loss
 from adaptive_verification.training.shards import CollectedSequence, ShardDirectory, read_shard
@@ -285,6 +286,7 @@ class DrafterTraining:
             fingerprint=hidden_state_files.tokenizer_fingerprint(options.target),
             trained=trained,
         )
+        fit_first_guess(acceptances).write(options.output)
         held_out = [path.name for path in options.held_out] or [
             "part of the collected text, never trained on; each sampling is judged on text of all of them"
         ]

@@ -6,9 +6,11 @@ import triton_python_backend_utils as pb_utils
 
 from adaptive_verification.contract import ESTIMATOR, Draft, StepRequest
 from adaptive_verification.contract.triton_stage import TritonStage
+from adaptive_verification.estimation.first_guess import read_first_guess
 from adaptive_verification.estimation.metrics import METRICS, MeteredEstimator
 from adaptive_verification.estimation.stage import EstimatorStage
 from adaptive_verification.serving import environment
+from adaptive_verification.serving.default_pair import resolve_drafter
 from adaptive_verification.serving.metrics import TritonMetrics
 from adaptive_verification.settings import EstimatorSettings
 
@@ -16,7 +18,8 @@ from adaptive_verification.settings import EstimatorSettings
 class TritonPythonModel:
     def initialize(self, args):
         settings = EstimatorSettings.from_parameters(json.loads(args["model_config"])["parameters"])
-        stage = EstimatorStage(settings, evidence_key=environment.evidence_key())
+        first_guess = read_first_guess(resolve_drafter(settings.drafter, settings.target))
+        stage = EstimatorStage(settings, evidence_key=environment.evidence_key(), first_guess=first_guess)
         self._estimator = MeteredEstimator(stage, TritonMetrics(pb_utils, METRICS))
         self._stage = TritonStage(
             pb_utils, ESTIMATOR, [StepRequest, Draft], self._estimator.step, stage.without_foreign_evidence

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from tests.device import DEVICE
 from tests.tiny_models import COMMON, CONFIGS, SLIDING_WINDOW_CONFIG, VOCAB_SIZE, tiny_model
 from transformers import Gemma2Config, LlamaConfig, PreTrainedModel
 
@@ -18,16 +19,16 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.12}  # relative to the sprea
 
 
 def options(dtype: torch.dtype, num_slots: int = 8, max_context_tokens: int = 96) -> ModelOptions:
-    return ModelOptions(dtype, torch.device("cpu"), num_slots, max_context_tokens)
+    return ModelOptions(dtype, DEVICE, num_slots, max_context_tokens)
 
 
 def own_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+        return model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits[0].float().cpu()
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    difference = (got.float() - expected).abs().max().item()
+    difference = (got.float().cpu() - expected.cpu()).abs().max().item()
     assert difference <= TOLERANCE[dtype] * expected.std().item(), f"logits differ by {difference}"
 
 

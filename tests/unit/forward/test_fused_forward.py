@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.device import DEVICE
 from tests.tiny_models import COMMON, CONFIGS, tiny_model
 from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
@@ -54,17 +55,21 @@ def logits_and_states(
     generator = torch.Generator().manual_seed(0)
     for rows in ROWS:
         batch = RaggedBatch(rows, cache)
-        tokens = torch.randint(0, 64, (batch.num_tokens,), generator=generator)
-        places = torch.arange(batch.num_tokens) if logits_at is None else torch.tensor(logits_at)
+        tokens = torch.randint(0, 64, (batch.num_tokens,), generator=generator).to(DEVICE)
+        places = (
+            torch.arange(batch.num_tokens, device=DEVICE)
+            if logits_at is None
+            else torch.tensor(logits_at, device=DEVICE)
+        )
         with torch.inference_mode():
             results += [forward(tokens, batch.positions, batch, places), forward.hidden_states()]
     return results
 
 
 def cache_for(forward: FusedForward | TransformersForward, num_layers: int, dtype: torch.dtype) -> KVCache:
-    token = torch.zeros(1, dtype=torch.int64)
+    token = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     key_dim, value_dim, kv_heads = attention_dimensions(lambda attention: forward(token, token, attention, token))
-    return KVCache(num_layers, 4, kv_heads, 64, key_dim, value_dim, dtype, torch.device("cpu"))
+    return KVCache(num_layers, 4, kv_heads, 64, key_dim, value_dim, dtype, DEVICE)
 
 
 def both(model: PreTrainedModel, hidden_layers: Sequence[int]) -> list[FusedForward | TransformersForward]:
@@ -79,7 +84,7 @@ def with_biases_and_norms(config: PretrainedConfig, dtype: torch.dtype) -> PreTr
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
-                parameter.add_(0.3 * torch.randn_like(parameter))
+                parameter.add_(0.3 * torch.randn(parameter.shape).to(parameter))
     return model
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.device import DEVICE
 from tests.tiny_models import CONFIGS, tiny_model
 from tests.unit.generation.scripted import CollectingSink, byte_tokens, make_request
 from transformers import LlamaConfig, PreTrainedModel
@@ -21,7 +22,7 @@ from adaptive_verification.generation.engine import Engine
 from adaptive_verification.settings import EstimatorSettings, GenerateSettings
 from adaptive_verification.verification.stage import VerifierStage
 
-OPTIONS = ModelOptions(torch.float32, torch.device("cpu"), num_slots=8, max_context_tokens=256)
+OPTIONS = ModelOptions(torch.float32, DEVICE, num_slots=8, max_context_tokens=256)
 HIDDEN_LAYERS = (1, 3)
 
 
@@ -31,7 +32,7 @@ def draft_model(target: PreTrainedModel) -> CausalModel:
 
 def hidden_state_model(target: PreTrainedModel) -> HiddenStateModel:
     return HiddenStateModel(
-        HiddenStateNetwork(NetworkShape(HIDDEN_LAYERS, 1), target, torch.arange(0, 258, 2)).eval(), OPTIONS
+        HiddenStateNetwork(NetworkShape(HIDDEN_LAYERS, 1), target, torch.arange(0, 258, 2)).to(DEVICE).eval(), OPTIONS
     )
 
 
@@ -70,7 +71,7 @@ def test_the_engine_writes_the_targets_own_greedy_text(
         sinks.append(CollectingSink())
         engine.submit(make_request(prompt, max_tokens=20, temperature=0.0), sinks[-1])
     for prompt, sink in zip(prompts, sinks, strict=True):
-        ids = torch.tensor([byte_tokens(prompt)])
+        ids = torch.tensor([byte_tokens(prompt)], device=DEVICE)
         with torch.inference_mode():
             for _ in range(20):
                 ids = torch.cat([ids, reference(ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
