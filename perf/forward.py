@@ -2,10 +2,10 @@
 
     python perf/forward.py --shapes 1x1x100 1x4x100 64x1x300 --output perf/results/forward.md
 
-A shape is rows x tokens of each x cached tokens of each. "Bare" is the unmodified model on that many tokens of one
-sequence, without a cache; the others are the packed forward, with attention and cache, and logits after every token,
-its linear layers computed in the ways of `forward.linear`. All arms of a shape are interleaved and repeated; the
-numbers are medians in milliseconds.
+A shape is rows x tokens of each x cached tokens of each; 64x1-5x300 has rows of 1, 2, 3, 4, 5, 1, 2, ... tokens.
+"Bare" is the unmodified model on that many tokens of one sequence, without a cache; the others are the packed forward,
+with attention and cache, and logits after every token, its linear layers computed in the ways of `forward.linear`. All
+arms of a shape are interleaved and repeated; the numbers are medians in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.settings import ModelSettings
 from perf.provenance import publish
 
-SHAPES = ("1x1x100", "1x2x100", "1x4x100", "1x8x100", "8x1x100", "8x4x100", "64x1x115", "64x1x300", "64x4x300")
+SHAPES = ("1x1x100", "1x2x100", "1x4x100", "1x8x100", "8x1x100", "8x4x100", "64x1x115", "64x1x300", "64x4x300",
+          "64x1-5x300")  # fmt: skip
 
 
 WAYS = ("plain", "transposed", "float16_weights")
@@ -45,11 +46,18 @@ def load(target: str, way: str) -> CausalModel:
         return CausalModel.load(target, options)
 
 
-def packed(model: CausalModel, num_rows: int, query_length: int, context_length: int) -> Callable[[], object]:
-    rows = [Row(slot, context_length, query_length) for slot in range(num_rows)]
-    num_tokens = num_rows * query_length
-    places = torch.arange(num_tokens, device=model.device)
-    return lambda: model.forward(torch.ones(num_tokens, dtype=torch.int64), rows, places)[:, 0].cpu()
+def query_lengths(shape: str) -> tuple[list[int], int]:
+    """Of a shape as on the command line: the rows' tokens, and how many are cached of each."""
+    num_rows, tokens, context_length = shape.split("x")
+    shortest, _, longest = tokens.partition("-")
+    lengths = range(int(shortest), int(longest or shortest) + 1)
+    return [lengths[row % len(lengths)] for row in range(int(num_rows))], int(context_length)
+
+
+def packed(model: CausalModel, lengths: list[int], context_length: int) -> Callable[[], object]:
+    rows = [Row(slot, context_length, length) for slot, length in enumerate(lengths)]
+    places = torch.arange(sum(lengths), device=model.device)
+    return lambda: model.forward(torch.ones(sum(lengths), dtype=torch.int64), rows, places)[:, 0].cpu()
 
 
 def medians(arms: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -85,18 +93,18 @@ def main() -> None:
         "|---" * (4 + 2 * len(WAYS)) + "|",
     ]
     for shape in tqdm(arguments.shapes, unit="shape"):
-        num_rows, query_length, context_length = map(int, shape.split("x"))
-        tokens = torch.ones(1, num_rows * query_length, dtype=torch.int64, device=first.device)
+        lengths, context_length = query_lengths(shape)
+        tokens = torch.ones(1, sum(lengths), dtype=torch.int64, device=first.device)
 
         def run_bare(tokens: torch.Tensor = tokens) -> torch.Tensor:
             logits: torch.Tensor = bare(input_ids=tokens, use_cache=False).logits
             return logits[0, :, 0].cpu()
 
-        packed_arms = {way: packed(model, num_rows, query_length, context_length) for way, model in models.items()}
+        packed_arms = {way: packed(model, lengths, context_length) for way, model in models.items()}
         times = medians({"bare": run_bare, **packed_arms}, arguments.repeats)
         ratios = [times[way] / times["bare"] for way in WAYS]
         cells = [f"{value:.0f}" for value in times.values()] + [f"{ratio:.2f}" for ratio in ratios]
-        lines.append(f"| {num_rows} | {query_length} | {context_length} | " + " | ".join(cells) + " |")
+        lines.append(f"| {' | '.join(shape.split('x'))} | " + " | ".join(cells) + " |")
     publish(lines, arguments.output)
 
 
