@@ -68,7 +68,7 @@ class FusedDecoder(nn.Module):
         half = cos.shape[-1] // 2  # the second half repeats the first
         rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())[:, None]  # [T, 1, head_dim / 2]
         for number, layer in enumerate(self.layers, start=1):
-            layer(hidden, rotation, attention)
+            layer.forward(hidden, rotation, attention)
             if number in keep:
                 keep[number] = hidden.clone()
         return hidden
@@ -98,16 +98,19 @@ class _FusedLayer(nn.Module):
         self.down = _joined([mlp.down_proj])
 
     def forward(self, hidden: Tensor, rotation: Tensor, attention: Attention) -> None:
-        """Adds the layer's two updates to `hidden` `[T, hidden]`."""
-        rotated_heads = self._query_heads + self._kv_heads
-        qkv = self.qkv(self.attention_norm(hidden)).view(len(hidden), -1, self._head_dim)
+        """Adds the layer's two updates to `hidden` `[T, hidden]`.
+
+        Calls its parts' `forward` themselves: at one token, what a module's call does beside that is felt.
+        """
+        num_tokens, rotated_heads = hidden.shape[0], self._query_heads + self._kv_heads
+        qkv = self.qkv.forward(self.attention_norm.forward(hidden)).view(num_tokens, -1, self._head_dim)
         query_and_key = _rotated(qkv[:, :rotated_heads], rotation)
         query, key = query_and_key[:, : self._query_heads], query_and_key[:, self._query_heads :]
         attended = attention.attend(self._number, query, key, qkv[:, rotated_heads:], self._scaling)
-        hidden += self.output(attended.reshape(len(hidden), -1))
+        hidden += self.output.forward(attended.reshape(num_tokens, -1))
 
-        gate, up = self.gate_and_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
-        hidden += self.down(F.silu(gate) * up)
+        gate, up = self.gate_and_up.forward(self.mlp_norm.forward(hidden)).chunk(2, dim=-1)
+        hidden += self.down.forward(F.silu(gate).mul_(up))
 
 
 class _Norm(nn.Module):
@@ -118,7 +121,7 @@ class _Norm(nn.Module):
         self._epsilon: float = norm.variance_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._shape, self.weight, self._epsilon)
+        return torch.rms_norm(x, self._shape, self.weight, self._epsilon)
 
 
 def _rotary_pairs_together(num_heads: int, head_dim: int) -> Tensor:

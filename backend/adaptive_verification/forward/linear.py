@@ -59,7 +59,7 @@ class _Float16WeightsLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
         if self.input_scale != 1:
             x = x * self.input_scale
-        y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+        y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, self.packed)
         return y
 
 

@@ -163,7 +163,7 @@ def running_server(options: ServerOptions) -> Iterator[RunningServer]:
         }
         variables = {
             **tritonserver.server_environment(os.environ, libraries),
-            **environment.thread_variables(options.threads or environment.available_cpus()),
+            **environment.process_variables(options.threads or environment.available_cpus()),
             environment.STATE_DIRECTORY: str(state_directory),
             environment.EVIDENCE_KEY: str(1 + secrets.randbelow(2**64 - 1)),
         }

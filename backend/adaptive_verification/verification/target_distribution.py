@@ -30,13 +30,16 @@ class TargetDistribution:
         is_greedy = temperature == 0
         # three groups, so that a greedy position pays for an argmax only; each with its positions
         self._plain_at = is_plain.nonzero().squeeze(-1)
-        sparse_groups = [is_greedy.nonzero().squeeze(-1), (~is_plain & ~is_greedy).nonzero().squeeze(-1)]
+        greedy_at, sparse_at = is_greedy.nonzero().squeeze(-1), (~is_plain & ~is_greedy).nonzero().squeeze(-1)
         self._plain = scale(logits[self._plain_at], temperature[self._plain_at])
-        self._sparse = [
-            (at, truncate(scale(logits[at], temperature[at]), temperature[at], top_k[at], top_p[at]))
-            for at in sparse_groups
-            if at.numel()
-        ]
+        self._sparse: list[tuple[Tensor, Candidates]] = []
+        if greedy_at.numel():
+            best = (logits if greedy_at.numel() == logits.shape[0] else logits[greedy_at]).argmax(-1, keepdim=True)
+            self._sparse.append((greedy_at, Candidates(best, torch.ones_like(best, dtype=torch.float64))))
+        if sparse_at.numel():
+            scaled = scale(logits[sparse_at], temperature[sparse_at])
+            kept = truncate(scaled, temperature[sparse_at], top_k[sparse_at], top_p[sparse_at])
+            self._sparse.append((sparse_at, kept))
         self._num_positions = logits.shape[0]
         self._device = logits.device
 

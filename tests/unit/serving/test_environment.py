@@ -54,4 +54,4 @@ def test_a_containers_cpu_limit_counts(
 
 
 def test_threads_reach_the_stages_as_text() -> None:
-    assert environment.thread_variables(3)["OMP_NUM_THREADS"] == "3"
+    assert environment.process_variables(3)["OMP_NUM_THREADS"] == "3"
