@@ -12,7 +12,7 @@ A policy sees one step's `Block` and keeps no state of its own but counters for 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,8 @@ class Block:
     """`[rows]` bool: rows that keep all their drafts."""
     base_tokens: int
     """Tokens that the target computes in any case."""
-    fill_tokens: int
-    """Those of them that belong to rows which sample nothing."""
+    prompt_tokens: int
+    """Those of them that no row decodes: all but one of each row that samples."""
     sampling_rows: int
     settled: bool
     """Whether every row is coupled: its tokens are a function of seed and target, no choice of drafts can bias them."""
@@ -168,9 +168,19 @@ class Adaptive:
         most, all_limits = int(competing.sum()), int(limits.sum())
         if most == 0:
             return 0
-        step_ms = self._costs.verify_ms(block.base_tokens + all_limits - most + np.arange(most + 1))
+        step_ms = self._verify_ms(block, block.base_tokens + all_limits - most + np.arange(most + 1))
         step_ms += self._drafting_ms(block, limits)
         return best_budget(survivals[:, : limits.max()], competing, block.sampling_rows, step_ms)
+
+    def _verify_ms(self, block: Block, tokens: NDArray[Any]) -> NDArray[np.float64]:
+        """Of increasing numbers of tokens, without what the step's prompt tokens take.
+
+        They must be computed whatever is decided, now or in a later step. Were their time counted, tokens would seem
+        slow to come by, and drafts cheap beside it; but it is not the drafts that save it.
+        """
+        with_prompts, without = block.base_tokens, block.base_tokens - block.prompt_tokens
+        prompts_ms = np.diff(self._costs.verify_ms(np.array([without, with_prompts])))
+        return self._costs.verify_ms(tokens) - prompts_ms
 
     def _drafting_ms(self, block: Block, limits: NDArray[np.int64]) -> float:
         models = limits[~block.looked_up]
@@ -186,12 +196,12 @@ class Adaptive:
         sample, deepest = block.recent_survival.shape
         if rows == 0 or deepest == 0:
             return deepest
-        base_tokens = rows + block.fill_tokens
+        base_tokens = rows + block.prompt_tokens
         others_tokens = others + admitted[looked_up].sum()
         is_admitted = np.arange(block.survival.shape[1]) < admitted[looked_up, None]
         others_expected = others + float(block.survival[looked_up].sum(where=is_admitted))
         drafts = np.arange(sample * deepest + 1) * (rows / sample)
-        verify_ms = self._costs.verify_ms(base_tokens + others_tokens + drafts)
+        verify_ms = self._verify_ms(block, base_tokens + others_tokens + drafts)
         draft_ms = self._costs.draft_ms(base_tokens, rows, deepest)
         return best_depth(block.recent_survival, rows, verify_ms, draft_ms, others_expected)
 

@@ -306,7 +306,7 @@ class EstimatorStage:
             expected_survival=expected_survival,
             exploring=memory.exploring[slots],
             base_tokens=int(new_tokens[served].sum()),
-            fill_tokens=int(new_tokens[served & (asked == FILL_ONLY)].sum()),
+            prompt_tokens=int(new_tokens[served].sum() - (served & (asked != FILL_ONLY)).sum()),
             sampling_rows=int((asked != FILL_ONLY).sum()),
             settled=bool(((request.acceptance == COUPLED) | ~request.samples).all()),
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],

@@ -26,7 +26,7 @@ def _block(**changes: Any) -> Block:
         "expected_survival": survival(np.full((3, 16), 0.7, dtype=np.float32)),
         "exploring": np.zeros(3, dtype=bool),
         "base_tokens": 3,
-        "fill_tokens": 0,
+        "prompt_tokens": 0,
         "sampling_rows": 3,
         "settled": False,
         "recent_survival": survival(np.full((64, 7), 0.7, dtype=np.float32)),
@@ -82,6 +82,17 @@ def test_the_budget_does_not_look_at_the_blocks_own_scores_or_counts() -> None:
         _block(counts=np.array([1, 0, 3])),  # a drafter may stop early because of what it drew
     ]
     assert {policy.decide(block).budget for block in others} == {policy.decide(_block()).budget}
+
+
+def test_prompts_in_the_step_do_not_make_drafts_seem_cheap() -> None:
+    """What they take is nobody's to save: with a cost that is a straight line, they change nothing."""
+    straight = {**CURVES, VERIFY: CostCurve((1, 1000), (10.0, 10.0 + 999 * 2.0))}
+    free = {DRAFT_PREFILL: CostCurve((1, 64), (1e-6, 2e-6)), DRAFT_EXTEND: CostCurve((1, 64), (1e-6, 2e-6))}
+    policy = make_policy(EstimatorSettings.model_validate({}), CostModel({**straight, **free}))
+    alone = policy.decide(_block())
+    beside = policy.decide(_block(base_tokens=3 + 500, prompt_tokens=500))
+    assert 0 < alone.budget < 11
+    assert (beside.budget, beside.depth) == (alone.budget, alone.depth)
 
 
 def test_the_budget_of_a_settled_block_follows_its_own_scores_and_counts() -> None:
