@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,20 +38,25 @@ def test_the_number_of_drafts_does_not_change_a_seeded_text(
         assert answer.body["text_output"] == text
 
 
-def test_61_other_requests_do_not_change_a_seeded_text(client: GenerateClient, texts: list[str]) -> None:
+def test_some_sixty_other_requests_do_not_change_a_seeded_text(client: GenerateClient, texts: list[str]) -> None:
     others = [
-        {"text_input": text, "max_tokens": 40, "temperature": 1.0, "acceptance": ("coupled", "rejection")[i % 2]}
+        {
+            "messages": json.dumps([{"role": "user", "content": text}]),  # a chat is not over after a word
+            "max_tokens": 48,
+            "temperature": 1.0,
+            "acceptance": ("coupled", "rejection")[i % 2],
+        }
         for i, text in enumerate(prompts(NUM_OTHERS, max_characters=100))
     ]
     mine: list[dict[str, Any]] = [{**REQUEST, **settings, "num_draft_tokens": 3} for settings in SETTINGS]
     with ThreadPoolExecutor(1) as background:
         theirs = background.submit(client.generate_all, others)
-        wait_until(lambda: client.metric("av_live_sequences") >= NUM_OTHERS)
+        wait_until(lambda: client.metric("av_live_sequences") > 0.8 * NUM_OTHERS)
         answers = client.generate_all(mine)
         alive = client.metric("av_live_sequences")
         assert [answer.status for answer in answers + theirs.result()] == [200] * (len(mine) + len(others))
     assert [answer.body["text_output"] for answer in answers] == texts
-    assert alive > NUM_OTHERS / 2, "the others had nearly gone"
+    assert alive > NUM_OTHERS / 3, "most of the others had gone"
 
 
 def test_another_drafter_does_not_change_a_seeded_text(
