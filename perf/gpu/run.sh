@@ -35,7 +35,7 @@ python=$work/venv/bin/python
 if compgen -G "perf/gpu/wheels/*.whl" >/dev/null; then
     "$python" -m pip install --quiet --no-index --no-deps perf/gpu/wheels/*.whl || exit 1
 fi
-export PATH=$work/venv/bin:$PATH PYTHONPATH=$root/backend
+export PATH=$work/venv/bin:$(dirname "$base"):$PATH PYTHONPATH=$root/backend
 device=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")') || exit 1
 {
     "$python" -c 'from perf.provenance import provenance; print(provenance())'
