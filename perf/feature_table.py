@@ -26,10 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.prompts import prompts
 
-from adaptive_verification.errors import AdaptiveVerificationError
 from adaptive_verification.estimation.trace import Trace
 from adaptive_verification.serving.launcher import ServerOptions, running_server
-from adaptive_verification.serving.signals import interrupt_on_signals
 from perf.feature_labels import joined
 from perf.feature_plot import draw_auc_by_position, draw_reliability
 from perf.feature_recording import SteadyLoad, read_traces, record, recorded_labels
@@ -37,7 +35,7 @@ from perf.feature_report import Study, markdown, write_csv
 from perf.load import positive, prompt_files
 from perf.load_plan import MAX_DRAFT_TOKENS, SAMPLINGS
 from perf.provenance import provenance
-from perf.study_file import StudyFile
+from perf.study_file import StudyFile, resumable
 
 SETTINGS = {
     "num_draft_tokens": str(MAX_DRAFT_TOKENS),
@@ -131,8 +129,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    interrupt_on_signals()
-    try:
+    with resumable():
         if options.traces:
             options.output.mkdir(parents=True, exist_ok=True)
             write_report([Trace.read(path) for path in options.traces], options.output, [provenance()])
@@ -154,10 +151,6 @@ def main() -> None:
             record_missing(options, directory, study, texts)
         finally:
             write_report(read_traces(directory), options.output, study.provenance)
-    except AdaptiveVerificationError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. The same command goes on from here.")
 
 
 if __name__ == "__main__":

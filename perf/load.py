@@ -28,9 +28,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.prompts import prompts
 
-from adaptive_verification.errors import AdaptiveVerificationError, SetupError
+from adaptive_verification.errors import SetupError
 from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
-from adaptive_verification.serving.signals import interrupt_on_signals
 from perf import perf_analyzer
 from perf.estimator_switch import EstimatorSwitch
 from perf.load_plan import ARMS, MAX_DRAFT_TOKENS, SAMPLINGS, Point, plan
@@ -39,6 +38,7 @@ from perf.load_results import Measurement, ResultsDirectory
 from perf.load_table import markdown
 from perf.provenance import provenance
 from perf.server_counters import read_idle_counters
+from perf.study_file import resumable
 
 WARM_UP_TOKENS = 16
 """Output tokens of each request of the run before a point, one request per stream."""
@@ -252,7 +252,6 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    interrupt_on_signals()
     texts = prompts(NUM_PROMPTS, options.max_prompt_characters, files=prompt_files(options.prompts), seed=options.seed)
     study = {
         **{name: getattr(options, name) for name in
@@ -261,16 +260,12 @@ def main() -> None:
         "settings": server_settings(options),
     }  # fmt: skip
     points = plan(options.samplings, options.concurrency, options.arms, options.repeats)
-    try:
+    with resumable():
         results = ResultsDirectory(options.output, study, Measurement, "load.csv")
         try:
             run_study(options, results, points, texts)
         finally:
             write_report(results)
-    except AdaptiveVerificationError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. The same command goes on from here.")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ Numbers of different work must not stand in one table.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from adaptive_verification.errors import SetupError
+from adaptive_verification.errors import AdaptiveVerificationError, SetupError
+from adaptive_verification.serving.signals import interrupt_on_signals
 
 
 class StudyFile:
@@ -50,3 +53,15 @@ class StudyFile:
                     f"{self._path.parent} was measured with {name}={there}; this study has {asked}. "
                     "Name another --output, or delete the folder."
                 )
+
+
+@contextlib.contextmanager
+def resumable() -> Iterator[None]:
+    """Around a study: a signal ends it in order, also in the background; errors are one line."""
+    interrupt_on_signals()
+    try:
+        yield
+    except AdaptiveVerificationError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted. The same command goes on from here.")

@@ -33,14 +33,14 @@ from perf.load import positive, prompt_files
 from perf.load_plan import MAX_DRAFT_TOKENS, SAMPLINGS
 from perf.load_results import ResultsDirectory
 from perf.provenance import provenance
+from perf.study_file import resumable
 from tests.prompts import prompts
 
-from adaptive_verification.errors import AdaptiveVerificationError, SetupError
+from adaptive_verification.errors import SetupError
 from adaptive_verification.forward.placement import choose_device, choose_dtype
 from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.serving.environment import available_cpus
 from adaptive_verification.serving.launcher import ServerOptions, running_server
-from adaptive_verification.serving.signals import interrupt_on_signals
 
 OURS = "adaptive verification"
 OURS_PLAIN = "ours, no speculation"
@@ -297,14 +297,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    interrupt_on_signals()
     requests = max(options.min_requests, options.requests_per_stream * max(options.concurrency))
     texts = prompts(requests, options.max_prompt_characters, files=prompt_files(options.prompts), seed=options.seed)
     study = {
         **{name: getattr(options, name) for name in ("target", "max_tokens", "requests_per_stream", "min_requests")},
         "prompts": hashlib.sha256("\0".join(texts[: options.min_requests]).encode()).hexdigest(),
     }
-    try:
+    with resumable():
         results = ResultsDirectory(options.output, study, Measurement, "peers.csv")
         try:
             measure(options, results, texts)
@@ -313,10 +312,6 @@ def main() -> None:
                 table = markdown(results.measurements)
                 (options.output / "peers.md").write_text("\n\n".join([table, *results.study_file.provenance]) + "\n")
                 print(table)
-    except AdaptiveVerificationError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. The same command goes on from here.")
 
 
 if __name__ == "__main__":

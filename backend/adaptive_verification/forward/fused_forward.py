@@ -10,7 +10,7 @@ Knows the architectures it can take over; every other model runs as it is, see `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -55,23 +55,27 @@ class FusedDecoder(nn.Module):
 
     def forward(self, inputs: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Embedded tokens `[T, hidden]`, which are overwritten, and their positions `[T]` -> `[T, hidden]`."""
-        normed: Tensor = self.norm(self.run_layers(inputs, positions, attention, {}))
+        self.run_layers(inputs, positions, attention)
+        normed: Tensor = self.norm(inputs)
         return normed
 
-    def run_layers(self, hidden: Tensor, positions: Tensor, attention: Attention, keep: dict[int, Tensor]) -> Tensor:
-        """As `forward`, but without the final norm.
+    def run_layers(
+        self, hidden: Tensor, positions: Tensor, attention: Attention, wanted: Collection[int] = ()
+    ) -> dict[int, Tensor]:
+        """Turns embedded tokens `[T, hidden]` into the last layer's output, in place and before the final norm.
 
-        Args:
-            keep: the keys are layers, 1 and up; gets the outputs of these.
+        Returns:
+            The outputs of the `wanted` layers, 1 and up.
         """
         cos, sin = self.rotary(hidden[None], positions[None])
         half = cos.shape[-1] // 2  # the second half repeats the first
         rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())[:, None]  # [T, 1, head_dim / 2]
+        kept = {}
         for number, layer in enumerate(self.layers, start=1):
             layer.forward(hidden, rotation, attention)
-            if number in keep:
-                keep[number] = hidden.clone()
-        return hidden
+            if number in wanted:
+                kept[number] = hidden.clone()
+        return kept
 
 
 class _FusedLayer(nn.Module):
@@ -171,6 +175,7 @@ class FusedForward:
         self._num_layers = len(source.model.layers)
         refuse_missing_layers(hidden_layers, self._num_layers)
         self._hidden_layers = tuple(hidden_layers)
+        self._inner_layers = set(hidden_layers) - {self._num_layers}
         self._decoder = FusedDecoder(source.model)
         self._head = _joined([source.lm_head])
         self._embedding = source.get_input_embeddings()
@@ -184,14 +189,13 @@ class FusedForward:
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor) -> Tensor:
         """As `transformers_forward.TransformersForward`."""
-        keep = dict.fromkeys(self._hidden_layers, token_ids)
-        hidden = self._decoder.run_layers(self._embedding(token_ids), positions, attention, keep)
-        if self._num_layers in keep:  # what the head sees, as `forward.hidden_states` has it
-            keep[self._num_layers] = hidden = self._decoder.norm(hidden)
+        hidden = self._embedding(token_ids)
+        self._kept = self._decoder.run_layers(hidden, positions, attention, self._inner_layers)
+        if self._num_layers in self._hidden_layers:  # what the head sees, as `forward.hidden_states` has it
+            self._kept[self._num_layers] = hidden = self._decoder.norm(hidden)
             asked = hidden[logits_at]
         else:
             asked = self._decoder.norm(hidden[logits_at])
-        self._kept = keep
         logits: Tensor = self._head(asked)
         return logits
 

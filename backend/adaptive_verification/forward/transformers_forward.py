@@ -5,7 +5,7 @@ The model's layers call the function registered here with their queries, keys an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -123,14 +123,11 @@ class _Spy:
         return query.new_zeros(*query.shape[:2], value.shape[-1])
 
 
-class RunsOneToken(Protocol):
-    """A forward of one token at position 0."""
-
-    def __call__(self, attention: Attention) -> object: ...
-
-
-def attention_dimensions(run: RunsOneToken) -> tuple[int, int, int]:
+def attention_dimensions(run: Callable[[Attention], object]) -> tuple[int, int, int]:
     """(key dim, value dim, kv heads), seen rather than guessed: from what the layers hand to attention.
+
+    Args:
+        run: a forward of one token at position 0.
 
     Raises:
         UnsupportedModel: the layers differ, or do not come here.
