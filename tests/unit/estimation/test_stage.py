@@ -15,6 +15,7 @@ from tests.unit.estimation.chain import CURVES, KEY, MadeChain, make_draft, make
 from adaptive_verification.contract import FILL_ONLY, NO_LABEL, STATUS_NOT_CACHED, STATUS_OK, Draft
 from adaptive_verification.errors import ContractError, SettingsError
 from adaptive_verification.estimation.cost_model import CostCurve, CostModel, publish_curves
+from adaptive_verification.estimation.policy import Block, Decision
 from adaptive_verification.estimation.stage import ACCEPTED, ADMITTED, DRAFTED, EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
 
@@ -459,3 +460,19 @@ def test_a_state_from_before_drafts_were_looked_up_is_loaded(tmp_path: Path) -> 
     again = _stage(state_directory=str(tmp_path), refit_interval=1)
     assert again.fit.state_dict() == stage.fit.state_dict()
     assert again.looked_up_counts.tolist() == [0, 0, 0]
+
+
+def test_prompt_tokens_are_all_that_no_row_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of a prompt, a prompt's end with its first token, and a row that goes on."""
+    stage = _stage(CURVES)
+    blocks: list[Block] = []
+    decide = stage._policy.decide
+
+    def seen(block: Block) -> Decision:
+        blocks.append(block)
+        return decide(block)
+
+    monkeypatch.setattr(stage._policy, "decide", seen)
+    request = make_request([1, 2, 3], [20, 7, 30], limits=[FILL_ONLY, 2, 2], token_count=[20, 7, 1])
+    stage.step(request, make_draft([[], [0.0, 0.0], [0.0, 0.0]]))
+    assert (blocks[0].base_tokens, blocks[0].prompt_tokens) == (28, 26)
