@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from adaptive_verification.contract import Draft, DraftCost, StepCost, StepRequest
 from adaptive_verification.contract.hidden_states import NO_STATES, for_rows
@@ -25,6 +27,7 @@ from adaptive_verification.settings import EstimatorSettings
 
 SIZES = [(1, 7), (8, 7), (64, 7), (64, 16), (128, 16), (256, 16), (512, 16)]
 KEY = 1
+TRUE_SLOPE, TRUE_INTERCEPT = 0.6, 0.0
 CURVES = {  # the default pair on two cores, roughly; dear enough that the budget has something to decide
     VERIFY: CostCurve((1, 8, 64, 512), (19.0, 22.0, 52.0, 277.0)),
     DRAFT_PREFILL: CostCurve((1, 64, 512), (1.0, 4.0, 30.0)),
@@ -33,7 +36,8 @@ CURVES = {  # the default pair on two cores, roughly; dear enough that the budge
 
 
 class Traffic:
-    """Rows that always draft to the full depth; half of what is admitted is accepted, so every step brings labels."""
+    """Rows that always draft to the full depth, and a target that accepts by the drafts' log-odds, so that every step
+    has labels to fold and drafts worth verifying."""
 
     def __init__(self, rows: int, depth: int, policy: str) -> None:
         settings = EstimatorSettings.model_validate({"trim": policy})
@@ -82,9 +86,16 @@ class Traffic:
         started = time.perf_counter()
         estimate = self.stage.step(request, draft)
         elapsed_ms = (time.perf_counter() - started) * 1e3
-        self._accepted = estimate.admitted_count // 2
+        self._accepted = self._accept(log_odds.reshape(rows, self._depth), estimate.admitted_count)
         self._confirmed = self._confirmed + self._accepted + 1
         return elapsed_ms
+
+    def _accept(self, log_odds: NDArray[np.float32], admitted: Tensor) -> Tensor:
+        """How many of the admitted drafts the target accepts, `[rows]`."""
+        probability = 1 / (1 + np.exp(-TRUE_INTERCEPT - TRUE_SLOPE * log_odds))
+        accepted = self._random.random(log_odds.shape) < probability
+        first_rejected = torch.from_numpy(accepted.cumprod(1).sum(1).astype(np.int32))
+        return torch.minimum(first_rejected, admitted)
 
 
 def main() -> None:

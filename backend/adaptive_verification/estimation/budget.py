@@ -30,19 +30,22 @@ def survival(acceptance: NDArray[Any]) -> NDArray[Any]:
     return acceptance.clip(0.0, 1.0).cumprod(1)
 
 
-def best_slots(survivals: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.intp]:
+def best_slots(survivals: NDArray[Any], counts: NDArray[Any] | None) -> NDArray[np.intp]:
     """The slots that exist, best first; equal ones shallow first, then by row.
 
     Args:
         survivals: `[rows, K]`.
-        counts: `[rows]`, at most K.
+        counts: `[rows]`, at most K; None: all slots exist.
 
     Returns:
         `position * rows + row` of each slot, `[sum of counts]`.
     """
+    by_position = -survivals.T.ravel()  # shallow first, then by row
+    if counts is None:
+        return by_position.argsort(kind="stable")
     position = np.arange(survivals.shape[1])[:, None]
-    slots = np.flatnonzero(position < counts)  # shallow first, then by row
-    return slots[np.argsort(-survivals.T.ravel()[slots], kind="stable")]
+    (slots,) = (position < counts).ravel().nonzero()
+    return slots[by_position[slots].argsort(kind="stable")]
 
 
 def admit(survivals: NDArray[Any], counts: NDArray[Any], budget: int) -> NDArray[np.int64]:

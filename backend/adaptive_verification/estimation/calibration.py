@@ -19,6 +19,8 @@ BINS_PER_RELIABILITY_BIN = 20
 """Ten reliability bins for the calibration error, as is usual."""
 _SMALLEST = 1e-7
 _LARGEST_WEIGHT = 1e6
+_STEPS_ADDED_TOGETHER = 16
+"""A dozen small operations are added up for so many steps at once, not for each."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +49,43 @@ class Calibration:
         self._counts = np.zeros((2, num_positions, NUM_BINS))  # [label, K, bins]
         self._predicted = np.zeros((num_positions, NUM_BINS))  # sums of the predictions
         self._log_loss = np.zeros(num_positions)
+        # labelled steps that are not in the sums yet: predictions, labels, and what was decided
+        self._waiting: list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]] = []
 
     def update(
         self, probability: NDArray[np.float32], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
     ) -> None:
-        """Counts one step's labels. All `[rows, k]`: predictions when the drafts were scored, 0 or 1, 0 or 1."""
-        row, position = labelled.nonzero()
-        if position.size == 0:
+        """Counts one step's labels. All `[rows, k]`: predictions when the drafts were scored, 0 or 1, 0 or 1.
+
+        The arrays may be kept for some steps.
+        """
+        if labelled.any():
+            self._waiting.append((probability, accepted, labelled))
+            if len(self._waiting) >= _STEPS_ADDED_TOGETHER:
+                self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        """Brings the sums up to date."""
+        if not self._waiting:
             return
+        depth = max(labelled.shape[1] for _, _, labelled in self._waiting)
+        probability, accepted, labelled = (
+            np.concatenate([np.pad(one, ((0, 0), (0, depth - one.shape[1]))) for one in each])
+            for each in zip(*self._waiting, strict=True)
+        )
+        rows_of_step = [len(labelled) for _, _, labelled in self._waiting]
+        weights = self._weight * self._growth ** np.arange(1, len(rows_of_step) + 1)
+        self._weight, self._waiting = float(weights[-1]), []
+        row, position = labelled.nonzero()
+        weight = weights.repeat(rows_of_step)[row]
         predicted, label = probability[row, position].astype(np.float64), accepted[row, position].astype(np.int64)
-        self._weight *= self._growth
+        cell = position * NUM_BINS + np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+        np.add.at(self._counts.reshape(-1), label * self._predicted.size + cell, weight)
+        np.add.at(self._predicted.reshape(-1), cell, predicted * weight)
+        loss = -np.log(np.maximum(np.where(label > 0, predicted, 1 - predicted), _SMALLEST))
+        np.add.at(self._log_loss, position, loss * weight)
         if self._weight > _LARGEST_WEIGHT:
             self._fade(1 / self._weight)
-        cell = position * NUM_BINS + np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-        np.add.at(self._counts.reshape(-1), label * self._predicted.size + cell, self._weight)
-        np.add.at(self._predicted.reshape(-1), cell, predicted * self._weight)
-        loss = -np.log(np.maximum(np.where(label > 0, predicted, 1 - predicted), _SMALLEST))
-        np.add.at(self._log_loss, position, loss * self._weight)
 
     def _fade(self, factor: float) -> None:
         self._weight *= factor
@@ -72,6 +94,7 @@ class Calibration:
 
     def report(self, position: int | None = None) -> CalibrationReport:
         """Quality at one position, or overall."""
+        self._add_waiting()
         chosen = slice(None) if position is None else slice(position, position + 1)
         rejected, accepted = self._counts[:, chosen].sum(1) / self._weight  # [bins] each
         labels = float(rejected.sum() + accepted.sum())
@@ -91,6 +114,7 @@ class Calibration:
 
     def reliability(self) -> list[tuple[float, float, float]]:
         """For each reliability bin with labels: mean prediction, acceptance rate, labels."""
+        self._add_waiting()
         merged = [
             values.reshape(-1, BINS_PER_RELIABILITY_BIN).sum(1)
             for values in (self._predicted.sum(0), self._counts[1].sum(0), self._counts.sum((0, 1)))
@@ -100,6 +124,7 @@ class Calibration:
 
     def state_dict(self) -> dict[str, Any]:
         """Only the bins that hold something: most do not."""
+        self._add_waiting()
         self._fade(1 / self._weight)
         state: dict[str, Any] = {"log_loss": self._log_loss.tolist()}
         for name, values in (("counts", self._counts), ("predicted", self._predicted)):
@@ -119,6 +144,7 @@ class Calibration:
         if log_loss.shape != self._log_loss.shape or not np.isfinite(log_loss).all():
             raise ValueError(f"log_loss must be {self._log_loss.size} finite numbers")
         self._counts, self._predicted, self._log_loss, self._weight = counts, predicted, log_loss, 1.0
+        self._waiting = []
 
 
 def _from_filled(name: str, filled: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -250,8 +250,12 @@ class CostModel:
             bound = max(0.05, LEARNING_RATE * self.other_ms)
             self.other_ms += max(-bound, min(bound, milliseconds - self.other_ms))
 
-    def verify_ms(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
-        """Milliseconds of a step without its drafting, at increasing numbers of tokens that the target computes."""
+    def verify_ms(self, tokens: float) -> float:
+        """Milliseconds of a step without its drafting, whose target computes so many tokens."""
+        return self._curves[VERIFY].at(tokens) + self.other_ms
+
+    def all_verify_ms(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
+        """The same at increasing numbers of tokens."""
         return self._curves[VERIFY].at_all(tokens) + self.other_ms
 
     def draft_ms(self, prefill_tokens: int, rows: int, deepest: int) -> list[float]:

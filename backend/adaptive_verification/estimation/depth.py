@@ -45,11 +45,15 @@ def best_depth(
         0 to K. 0 is a normal answer; so is, of equally good depths, the smallest.
     """
     sample, deepest = survivals.shape
-    slots = best_slots(survivals, np.full(sample, deepest))
+    slots = best_slots(survivals, None)
     drafted = slots // sample < np.arange(1, deepest + 1)[:, None]  # [K, M * K]: the best slots there when so deep
     certain = rows + other_tokens
-    tokens = certain + (survivals.T.ravel()[slots] * drafted).cumsum(1) * (rows / sample)
-    rates = tokens / (verify_ms[drafted.cumsum(1)] + np.asarray(draft_ms[1:])[:, None])
+    rates = (survivals.T.ravel()[slots] * drafted).cumsum(1)  # in place from here: expected tokens, per millisecond
+    rates *= rows / sample
+    rates += certain
+    step_ms = verify_ms[drafted.cumsum(1)]
+    step_ms += np.asarray(draft_ms[1:])[:, None]
+    rates /= step_ms
     best_rates = rates.max(1, initial=0.0)  # [K], over the budget
     return int(np.concatenate([[certain / (verify_ms[0] + draft_ms[0])], best_rates]).argmax())
 

@@ -53,15 +53,17 @@ class Expectation:
     def add(
         self, acceptance: NDArray[np.float32], drafted: NDArray[np.bool_], whole_survival: NDArray[np.float32]
     ) -> None:
-        """Counts one step's predictions `[rows, k]` where drafted, and their whole blocks' survivals `[rows, K]`."""
-        drafts = drafted.sum(0)
-        if not drafts.any():
+        """Counts one step's predictions `[rows, k]` where drafted (the first so many of a row), and their whole blocks'
+        survivals `[rows, K]`."""
+        depth = np.count_nonzero(drafted.any(0))
+        if depth == 0:
             return
-        sums = self._sums[:, : len(drafts)]
-        sums *= np.where(drafts > 0, np.float32(_KEEP_PER_STEP), np.float32(1))
-        sums[0] += acceptance.sum(0, where=drafted)
-        sums[1] += drafts
-        blocks = np.flatnonzero(drafted[:, 0])
+        drafted = drafted[:, :depth]
+        sums = self._sums[:, :depth]
+        sums *= np.float32(_KEEP_PER_STEP)
+        sums[0] += (acceptance[:, :depth] * drafted).sum(0)
+        sums[1] += drafted.sum(0)
+        (blocks,) = drafted[:, 0].nonzero()
         newest = self._oldest + np.arange(min(SAMPLE_SIZE, blocks.size))
         self.recent_survival[newest % SAMPLE_SIZE] = whole_survival[blocks[newest % blocks.size]]  # rows take turns
         self._oldest += newest.size

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive_verification.errors import SettingsError
@@ -62,9 +64,11 @@ def draft_features(logits: Tensor, drawn: Tensor) -> Tensor:
     return torch.stack([_negative_entropy(logits), _top_two_margin(logits), log_odds_of(logits, drawn)], -1)
 
 
-def clean(measured: Tensor) -> Tensor:
-    """What a drafter sends, made finite and clamped; NaN becomes 0, which of log-odds says nothing either way."""
-    return torch.nan_to_num(measured, nan=0.0).clamp_(-MAX_LOG_ODDS, MAX_LOG_ODDS)
+def clean(measured: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a drafter sends, clamped; NaN becomes 0, which of log-odds says nothing either way."""
+    clamped = measured.clip(-MAX_LOG_ODDS, MAX_LOG_ODDS)
+    clamped[np.isnan(clamped)] = 0.0
+    return clamped
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,10 @@ class LookupRates:
         self, match_length: NDArray[np.int64], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
     ) -> None:
         """Adds one step's labels: `[rows]`, and 0 or 1 `[rows, k]`. Without rows it is a step too."""
-        position = np.arange(accepted.shape[1])
-        cells = (_bucket(match_length)[:, None], position)
-        np.add.at(self._counts[0], cells, accepted * labelled)
-        np.add.at(self._counts[1], cells, labelled)
+        if match_length.size > 0:
+            cells = (_bucket(match_length)[:, None], np.arange(accepted.shape[1]))
+            np.add.at(self._counts[0], cells, accepted * labelled)
+            np.add.at(self._counts[1], cells, labelled)
         self._steps += 1
         if self._steps == self._interval:
             self._steps = 0

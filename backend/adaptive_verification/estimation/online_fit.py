@@ -23,6 +23,8 @@ MAX_STEP = 3.0
 """No coefficient moves further in one refit. Where the fit is certain and wrong, Newton's step divides by almost no
 information and overshoots, for good if it may go further than this. Ordinary data never meets the bound."""
 MAX_COEFFICIENT = 80.0
+_STEPS_ADDED_TOGETHER = 16
+"""A dozen small operations are added up for so many steps at once, not for each."""
 
 
 class OnlineFit:
@@ -66,6 +68,8 @@ class OnlineFit:
         # [K, m + 1, m + 3], sums over the labels of z (v z, r, 1), with z the features and a 1 for the intercept: the
         # information matrix, the gradient, and in its last row the number of labels.
         self._sums = torch.zeros(num_positions, num_shared + 1, num_shared + 3, dtype=dtype, device=device)
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Of the steps that are not in the sums yet."""
 
     @property
     def is_at_its_start(self) -> bool:
@@ -74,11 +78,15 @@ class OnlineFit:
         return bool(general and self.refits == 0 and self.steps_since_refit == 0)
 
     def predict(self, features: Tensor) -> Tensor:
-        """Acceptance probabilities `[rows, k]` of features `[rows, k, m]`, for the first k <= K positions."""
-        return torch.sigmoid(features @ self.shared + self.intercepts[: features.shape[1]])
+        """Acceptance probabilities `[rows, k]` of features `[rows, k, m]`, for the first k <= K positions.
+
+        Of fewer features, the first ones, the others count as 0.
+        """
+        _, depth, num_features = features.shape
+        return torch.sigmoid(features @ self.shared[:num_features] + self.intercepts[:depth])
 
     def fold(self, features: Tensor, accepted: Tensor, labelled: Tensor) -> bool:
-        """Adds one step's labels, and refits where that is due.
+        """Adds one step's labels, and refits where that is due. The tensors may be kept for some steps.
 
         Args:
             features: `[rows, k, m]`, finite.
@@ -88,17 +96,25 @@ class OnlineFit:
         Returns:
             Whether the coefficients were refitted.
         """
-        self._accumulate(features, accepted, labelled)
+        if labelled.numel() > 0:
+            self._waiting.append((features, accepted, labelled))
         self.steps_since_refit += 1
-        if self.steps_since_refit < self._refit_interval:
-            return False
-        self._refit()
-        return True
+        is_due = self.steps_since_refit >= self._refit_interval
+        if is_due or len(self._waiting) >= _STEPS_ADDED_TOGETHER:
+            self._add_waiting()
+        if is_due:
+            self._refit()
+        return is_due
 
-    def _accumulate(self, features: Tensor, accepted: Tensor, labelled: Tensor) -> None:
-        rows, depth, _ = features.shape
-        if rows == 0 or depth == 0:
+    def _add_waiting(self) -> None:
+        """Brings the sums up to date. The coefficients are those of every waiting step: only a refit changes them."""
+        if not self._waiting:
             return
+        depth = max(labelled.shape[1] for _, _, labelled in self._waiting)
+        features, accepted, labelled = (
+            torch.cat([_to_depth(one, depth) for one in each]) for each in zip(*self._waiting, strict=True)
+        )
+        self._waiting = []
         probability = self.predict(features)
         counted = labelled.to(features.dtype)
         residual = (accepted.to(features.dtype) - probability) * counted
@@ -134,6 +150,7 @@ class OnlineFit:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a restart must bring back, as plain numbers and lists."""
+        self._add_waiting()
         return {
             "shared": self.shared.tolist(),
             "intercepts": self.intercepts.tolist(),
@@ -156,7 +173,16 @@ class OnlineFit:
             tensors[name] = loaded
         steps_since_refit, refits = int(state["steps_since_refit"]), int(state["refits"])
         self.shared, self.intercepts, self._sums = tensors["shared"], tensors["intercepts"], tensors["sums"]
+        self._waiting = []
         self.steps_since_refit, self.refits = steps_since_refit, refits
+
+
+def _to_depth(labels: Tensor, depth: int) -> Tensor:
+    """`[rows, k, ...]` as `[rows, depth, ...]`; what is added is 0, so not labelled."""
+    missing = depth - labels.shape[1]
+    if missing == 0:
+        return labels
+    return torch.cat([labels, labels.new_zeros(len(labels), missing, *labels.shape[2:])], 1)
 
 
 def _safe(step: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
     fixed_length  the first N drafts of each row
     threshold     a row's drafts until q_max falls below a threshold: the rule of Draft & Verify (looked up, q is 1)
 
-A policy sees one step's `Block` and keeps no state of its own but counters for display.
+A policy sees one step's `Block`; of earlier ones it keeps nothing but `Adaptive` its last plan, for a few steps.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from adaptive_verification.settings import EstimatorSettings
 COLD_FACTOR = 4
 """Exploration is so many times as frequent while hardly anything is known: the first guess may wrongly say that nothing
 pays, and then only exploration can correct it."""
+STEPS_BETWEEN_PLANS = 4
+"""A depth is planned anew so often, and whenever the kind or number of rows changes: what else it rests on moves by a
+few percent a step, and planning would be a seventh of the whole stage's time."""
 EXPLORED_BEYOND_PLAN = 2
 """Exploring rows draft so much deeper than the plan. Where that turns out to pay the plan follows, and they go on."""
 
@@ -128,6 +131,8 @@ class Adaptive:
         self._costs = costs
         self._deepest = deepest
         self._exploration_share = exploration_share
+        self._planned_for: tuple[int, ...] = ()
+        self._planned_depth = 0
 
     def decide(self, block: Block) -> Decision:
         if not self._costs.ready:
@@ -135,7 +140,7 @@ class Adaptive:
         budget = self._budget(block)
         admitted = admit(block.survival, np.where(block.exploring, 0, block.counts), budget)
         admitted = np.where(block.exploring, block.counts, admitted)
-        depth = self._depth(block, admitted)
+        depth = self._plan(block, admitted)
         explored_depth = min(depth + EXPLORED_BEYOND_PLAN, self._deepest)
         next_limit = np.full_like(block.counts, self._as_limit(depth, block))
         explores = np.zeros_like(block.exploring)
@@ -145,6 +150,13 @@ class Adaptive:
         explores[rows] = True
         return Decision(admitted, next_limit, explores, budget, depth)
 
+    def _plan(self, block: Block, admitted: NDArray[np.int64]) -> int:
+        """The depth of the next steps' rows, which may have been planned a few steps ago."""
+        rows = (block.sampling_rows, np.count_nonzero(block.looked_up), block.recent_survival.shape[1])
+        if block.step % STEPS_BETWEEN_PLANS == 0 or rows != self._planned_for:
+            self._planned_depth, self._planned_for = self._depth(block, admitted), rows
+        return self._planned_depth
+
     def _as_limit(self, depth: int, block: Block) -> int:
         """The full depth is no limit at all, so a caller that would draft deeper still shows it."""
         return depth if depth < block.recent_survival.shape[1] else self._deepest
@@ -153,12 +165,12 @@ class Adaptive:
         """Rows a step that cost the share of the planned time which exploration may take."""
         share = self._exploration_share * (COLD_FACTOR if block.cold else 1)
         tokens = block.base_tokens + budget
-        without, exploring = self._costs.verify_ms(np.array([tokens, tokens + explored_depth]))
+        without = self._costs.verify_ms(tokens)
         one_row = self._costs.draft_ms(1, 1, explored_depth)
-        extra_ms = exploring - without + one_row[explored_depth] - one_row[depth]
+        extra_ms = self._costs.verify_ms(tokens + explored_depth) - without + one_row[explored_depth] - one_row[depth]
         rows = max(1, block.sampling_rows)
         planned_ms = without + self._costs.draft_ms(block.base_tokens, rows, depth)[depth]
-        return float(share * planned_ms / max(extra_ms, 1e-9))
+        return share * planned_ms / max(extra_ms, 1e-9)
 
     def _budget(self, block: Block) -> int:
         # the block's own scores say more, but where tokens are drawn they would bias what is drawn
@@ -178,9 +190,11 @@ class Adaptive:
         They must be computed whatever is decided, now or in a later step. Were their time counted, tokens would seem
         slow to come by, and drafts cheap beside it; but it is not the drafts that save it.
         """
-        with_prompts, without = block.base_tokens, block.base_tokens - block.prompt_tokens
-        prompts_ms = np.diff(self._costs.verify_ms(np.array([without, with_prompts])))
-        return self._costs.verify_ms(tokens) - prompts_ms
+        prompts_ms = 0.0
+        if block.prompt_tokens:
+            without_prompts = self._costs.verify_ms(block.base_tokens - block.prompt_tokens)
+            prompts_ms = self._costs.verify_ms(block.base_tokens) - without_prompts
+        return self._costs.all_verify_ms(tokens) - prompts_ms
 
     def _drafting_ms(self, block: Block, limits: NDArray[np.int64]) -> float:
         models = limits[~block.looked_up]
@@ -197,9 +211,11 @@ class Adaptive:
         if rows == 0 or deepest == 0:
             return deepest
         base_tokens = rows + block.prompt_tokens
-        others_tokens = others + admitted[looked_up].sum()
-        is_admitted = np.arange(block.survival.shape[1]) < admitted[looked_up, None]
-        others_expected = others + float(block.survival[looked_up].sum(where=is_admitted))
+        others_tokens, others_expected = others, float(others)
+        if others:
+            others_tokens += int(admitted[looked_up].sum())
+            is_admitted = np.arange(block.survival.shape[1]) < admitted[looked_up, None]
+            others_expected += float(block.survival[looked_up].sum(where=is_admitted))
         drafts = np.arange(sample * deepest + 1) * (rows / sample)
         verify_ms = self._verify_ms(block, base_tokens + others_tokens + drafts)
         draft_ms = self._costs.draft_ms(base_tokens, rows, deepest)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptive_verification.estimation.calibration import CalibrationReport
-from adaptive_verification.estimation.stage import ACCEPTED, ADMITTED, DRAFTED, EstimatorStage
+from adaptive_verification.estimation.draft_counts import ACCEPTED, ADMITTED, DRAFTED
+from adaptive_verification.estimation.stage import EstimatorStage
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class EstimatorReport:
 
 def report(stage: EstimatorStage) -> EstimatorReport:
     """The stage's numbers at this moment; no step may run meanwhile."""
-    drafted_positions = np.flatnonzero(stage.counts[DRAFTED])
+    drafted_positions = np.flatnonzero(stage.counts.by_position[DRAFTED])
     num_positions = int(drafted_positions[-1]) + 1 if drafted_positions.size else 0
     shared, intercepts = stage.fit.shared.tolist(), stage.fit.intercepts.tolist()
-    counts = stage.counts.tolist()
+    counts = stage.counts.by_position.tolist()
     return EstimatorReport(
         steps=stage.steps,
         refits=stage.fit.refits,
@@ -72,5 +73,5 @@ def report(stage: EstimatorStage) -> EstimatorReport:
             )
             for position in range(num_positions)
         ),
-        lookup=LookupReport(*(int(stage.looked_up_counts[kind]) for kind in (DRAFTED, ADMITTED, ACCEPTED))),
+        lookup=LookupReport(*(int(stage.counts.looked_up[kind]) for kind in (DRAFTED, ADMITTED, ACCEPTED))),
     )

@@ -34,6 +34,7 @@ from adaptive_verification.errors import ContractError
 from adaptive_verification.estimation.budget import survival
 from adaptive_verification.estimation.calibration import Calibration
 from adaptive_verification.estimation.cost_model import CostCurve, CostModel, read_curves
+from adaptive_verification.estimation.draft_counts import ACCEPTED, ADMITTED, DRAFTED, DraftCounts
 from adaptive_verification.estimation.evidence import history_feature, history_increments
 from adaptive_verification.estimation.expectation import Expectation
 from adaptive_verification.estimation.features import DRAFT_FEATURES, clean, serving_feature
@@ -52,8 +53,6 @@ STEPS_BETWEEN_DIRECTORY_READS = 64
 """Cost curves and requests for a recording are looked for so rarely."""
 COLD_REFITS = 3
 """So many refits make a fit of the first guess: each moves it by one damped Newton step."""
-DRAFTED, ADMITTED, ACCEPTED = range(3)
-"""Rows of `EstimatorStage.counts`, places of `looked_up_counts`."""
 
 
 class EstimatorStage:
@@ -98,10 +97,7 @@ class EstimatorStage:
         self.lookup_rates = LookupRates(num_positions, settings.refit_interval)
         self.costs = CostModel(curves, has_drafting_model=settings.drafter != LOOKUP)
         self.calibration = Calibration(num_positions, settings.calibration_half_life_steps)
-        self.counts = np.zeros((3, num_positions), dtype=np.int64)
-        """`[kind, position]`: DRAFTED, ADMITTED and ACCEPTED drafts since the state began."""
-        self.looked_up_counts = np.zeros(3, dtype=np.int64)
-        """`[kind]`: those of them that were looked up."""
+        self.counts = DraftCounts(num_positions)
         self.steps = 0
         self.last_budget = 0
         self.last_depth = num_positions
@@ -146,14 +142,14 @@ class EstimatorStage:
         slots, fresh_slots = self._memory.slots(request.sequence_id.tolist())
         if fresh_slots:
             self._memory.survival[fresh_slots] = self._expectation.mean_survival
-        confirmed_tokens = (request.context_length + request.token_count).numpy().astype(np.int64)
+        confirmed_tokens = np.add(request.context_length.numpy(), request.token_count.numpy(), dtype=np.int64)
         if self.trusts(request):
             if self.steps % STEPS_BETWEEN_DIRECTORY_READS == 0:
                 self._look_at_directory()
             self._fold_labels(request, slots, confirmed_tokens)
             self._observe_costs(request.previous_cost, draft.draft_cost, started)
 
-        match_length = np.where(draft.drafted_count.numpy() > 0, draft.draft_match_length.numpy(), 0).astype(np.int64)
+        match_length = np.multiply(draft.draft_match_length.numpy(), draft.drafted_count.numpy() > 0, dtype=np.int64)
         block = self._score(request, draft, slots, confirmed_tokens, match_length)
         decision = self._policy.decide(block)
 
@@ -163,8 +159,8 @@ class EstimatorStage:
         self._memory.admitted[slots] = admitted
         self._memory.match_length[slots] = match_length
         self._memory.exploring[slots] = decision.explores_next
-        self._count(DRAFTED, block.counts, match_length > 0)
-        self._count(ADMITTED, admitted, match_length > 0)
+        self.counts.add(DRAFTED, block.counts, block.looked_up)
+        self.counts.add(ADMITTED, admitted, block.looked_up)
         self.last_budget, self.last_depth = decision.budget, decision.depth
         self.steps += 1
         self._last_start = started
@@ -172,7 +168,7 @@ class EstimatorStage:
         return Estimate(
             admitted_count=torch.from_numpy(admitted.astype(np.int32)),
             next_draft_limit=torch.from_numpy(decision.next_limit.astype(np.int32)),
-            estimate_cost=torch.tensor([self._last_estimate_ms], dtype=torch.float32),
+            estimate_cost=torch.from_numpy(np.array([self._last_estimate_ms], dtype=np.float32)),
         )
 
     def _check_features(self, draft: Draft) -> None:
@@ -201,42 +197,53 @@ class EstimatorStage:
         A step that is sent again has not grown since, so its labels, already counted, do not count again.
         """
         memory = self._memory
-        accepted_count = request.previous_accepted.numpy()
-        admitted = memory.admitted[slots]
+        accepted_count, admitted = request.previous_accepted.numpy(), memory.admitted[slots]
         grown = confirmed_tokens - memory.confirmed_tokens[slots]
-        rows = np.flatnonzero(
+        (rows,) = (
             (accepted_count >= 0) & (accepted_count <= admitted) & (admitted > 0) & (grown == accepted_count + 1)
-        )
-        match_length = memory.match_length[slots[rows]]
-        self._count(ACCEPTED, accepted_count[rows], match_length > 0)
-        looked_up, rows = rows[match_length > 0], rows[match_length == 0]
-        self.lookup_rates.fold(match_length[match_length > 0], *_labels(accepted_count[looked_up], admitted[looked_up]))
-
-        slots, admitted, accepted_count = slots[rows], admitted[rows], accepted_count[rows]
-        accepted, labelled = _labels(accepted_count, admitted)
-        depth = accepted.shape[1]
-        log_odds, prediction = memory.log_odds[slots, :depth], memory.prediction[slots, :depth]
-        draft_features = memory.draft_features[slots, :depth] if memory.has_draft_features[slots].all() else None
+        ).nonzero()
+        accepted_count, match_length = accepted_count[rows], memory.match_length[slots[rows]]
+        looked_up = match_length > 0
+        self.counts.add(ACCEPTED, accepted_count, looked_up)
+        accepted, labelled = _labels(accepted_count, admitted[rows])
+        self.lookup_rates.fold(match_length[looked_up], accepted[looked_up], labelled[looked_up])
+        if looked_up.any():
+            rows, accepted, labelled = rows[~looked_up], accepted[~looked_up], labelled[~looked_up]
         if self._recorder is not None:
-            self._recorder.add_step(
-                request.sequence_id.numpy()[rows], log_odds, draft_features, admitted, accepted_count
-            )
-        feature = self._feature(
-            torch.from_numpy(log_odds), None if draft_features is None else torch.from_numpy(draft_features)
-        ).numpy()
-        history = memory.history[slots]
+            self._record(request, slots, rows)
+        self._fold_fitted(slots[rows], accepted, labelled)
+        if self._recorder is not None:
+            self._recorder.end_if_full()
+
+    def _record(self, request: StepRequest, slots: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        memory, slots = self._memory, slots[rows]
+        assert self._recorder is not None
+        self._recorder.add_step(
+            request.sequence_id.numpy()[rows],
+            memory.log_odds[slots],
+            memory.draft_features[slots] if memory.has_draft_features[slots].all() else None,
+            memory.admitted[slots],
+            request.previous_accepted.numpy()[rows],
+        )
+
+    def _fold_fitted(
+        self, slots: NDArray[np.int64], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
+    ) -> None:
+        """Labels `[rows, k]`, 0 or 1, of drafts that the fit judges."""
+        memory, depth = self._memory, accepted.shape[1]
+        draft_features = (
+            None if self._feature.source is None else torch.from_numpy(memory.draft_features[slots, :depth])
+        )
+        feature = self._feature(torch.from_numpy(memory.log_odds[slots, :depth]), draft_features)
+        design = torch.from_numpy(self._design(feature.numpy(), memory.history[slots]))
         if self.uses_history:
-            unaided = self.fit.predict(self._design(feature, np.zeros_like(history))).numpy()
+            unaided = self.fit.predict(design[..., :1]).numpy()
             residual, information = history_increments(unaided, accepted, labelled)
             memory.residual_sum[slots] += residual
             memory.information_sum[slots] += information
-        self.calibration.update(prediction, accepted, labelled)
-        if self.is_fitted:
-            design = self._design(feature, history)
-            if self.fit.fold(design, torch.from_numpy(accepted), torch.from_numpy(labelled)):
-                self._keep_refit()
-        if self._recorder is not None:
-            self._recorder.end_if_full()
+        self.calibration.update(memory.prediction[slots, :depth], accepted, labelled)
+        if self.is_fitted and self.fit.fold(design, torch.from_numpy(accepted), torch.from_numpy(labelled)):
+            self._keep_refit()
 
     def _keep_refit(self) -> None:
         if self._recorder is not None:
@@ -276,39 +283,47 @@ class EstimatorStage:
         limits = np.where(looked_up, counts, limits)
         depth = int(max(counts.max(initial=0), limits.max(initial=0)))
         self._deepest_asked = max(self._deepest_asked, min(int(asked.max(initial=0)), deepest))
-        new_tokens = self._uncached_tokens(request.token_count.numpy(), slots, confirmed_tokens)
+        base_tokens = int(self._uncached_tokens(request.token_count.numpy(), slots, confirmed_tokens)[served].sum())
+        sampling_rows = np.count_nonzero(asked != FILL_ONLY)
 
-        log_odds = clean(torch.from_numpy(_padded(draft.draft_log_odds.numpy(), drafted, depth)))  # [rows, k]
+        log_odds = clean(_padded(draft.draft_log_odds.numpy(), drafted, depth))  # [rows, k]
         draft_features = self._draft_features(draft, drafted, depth)
-        feature = self._feature(log_odds, draft_features).numpy()
+        feature = self._feature(torch.from_numpy(log_odds), draft_features).numpy()
         history = history_feature(memory.residual_sum[slots], memory.information_sum[slots])
+        design = self._design(feature, history)
         predict = self.fit.predict if self.is_fitted else _unfitted
-        prediction = predict(self._design(feature, history)).numpy()
-        prediction[looked_up] = self.lookup_rates.predict(match_length[looked_up], depth)
+        prediction = predict(torch.from_numpy(design)).numpy()
+        any_looked_up = looked_up.any()
+        if any_looked_up:
+            prediction[looked_up] = self.lookup_rates.predict(match_length[looked_up], depth)
         is_drafted = np.arange(depth) < counts[:, None]
         whole_survival = survival(self._expectation.whole_block(prediction, is_drafted))
-        expected_survival = np.where(looked_up[:, None], whole_survival, memory.survival[slots])
-        self._expectation.add(prediction, is_drafted & ~looked_up[:, None], whole_survival)
+        expected_survival = memory.survival[slots]
+        if any_looked_up:
+            expected_survival[looked_up] = whole_survival[looked_up]
+            is_drafted[looked_up] = False  # as far as the expectation of modelled drafts goes
+        self._expectation.add(prediction, is_drafted, whole_survival)
 
-        memory.log_odds[slots, :depth] = log_odds.numpy()
+        memory.log_odds[slots, :depth] = log_odds
         memory.has_draft_features[slots] = draft_features is not None
         if draft_features is not None:
             memory.draft_features[slots, :depth] = draft_features.numpy()
         memory.prediction[slots, :depth] = prediction
         memory.history[slots] = history
-        memory.survival[slots[~looked_up]] = whole_survival[~looked_up]
+        modelled = ~looked_up
+        memory.survival[slots[modelled]] = whole_survival[modelled]
         return Block(
             counts=counts,
-            log_odds=log_odds.numpy(),
+            log_odds=log_odds,
             survival=whole_survival[:, :depth],
             looked_up=looked_up,
             limits=limits,
             expected_survival=expected_survival,
             exploring=memory.exploring[slots],
-            base_tokens=int(new_tokens[served].sum()),
-            prompt_tokens=int(new_tokens[served].sum() - (served & (asked != FILL_ONLY)).sum()),
-            sampling_rows=int((asked != FILL_ONLY).sum()),
-            settled=bool(((request.acceptance == COUPLED) | ~request.samples).all()),
+            base_tokens=base_tokens,
+            prompt_tokens=base_tokens - sampling_rows,
+            sampling_rows=sampling_rows,
+            settled=bool(((request.acceptance.numpy() == COUPLED) | (request.draft_limit.numpy() == FILL_ONLY)).all()),
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],
             step=self.steps,
             cold=self.is_fitted and self.fit.refits < self._refits_until_warm,
@@ -319,7 +334,7 @@ class EstimatorStage:
         if draft.draft_features.numel() == 0 and self._feature.source is None:
             return None
         sent = draft.draft_features.numpy().reshape(-1, len(DRAFT_FEATURES))
-        return clean(torch.from_numpy(_padded(sent, drafted, depth)))
+        return torch.from_numpy(clean(_padded(sent, drafted, depth)))
 
     def _uncached_tokens(
         self, token_count: NDArray[np.int32], slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]
@@ -330,20 +345,13 @@ class EstimatorStage:
         decoding = memory.has_block[slots] & (grown >= 0) & (grown <= memory.admitted[slots] + 1)
         return np.where(decoding, 1, token_count)
 
-    def _design(self, feature: NDArray[np.float32], history: NDArray[np.float32]) -> Tensor:
+    def _design(self, feature: NDArray[np.float32], history: NDArray[np.float32]) -> NDArray[np.float32]:
         """`[rows, k, m]` for the fit, from the draft's feature `[rows, k]` and the sequence's history `[rows]`."""
         design = np.empty((*feature.shape, self.fit.num_shared), dtype=np.float32)
         design[..., 0] = feature
         if self.uses_history:
             design[..., 1] = history[:, None]
-        return torch.from_numpy(design)
-
-    def _count(self, kind: int, counts: NDArray[Any], looked_up: NDArray[np.bool_]) -> None:
-        """Adds rows' counts to the counters."""
-        deepest = self.counts.shape[1]
-        rows_by_count = np.bincount(counts, minlength=deepest + 1)
-        self.counts[kind] += len(counts) - rows_by_count.cumsum()[:deepest]
-        self.looked_up_counts[kind] += counts[looked_up].sum()
+        return design
 
     def _fingerprint(self) -> dict[str, Any]:
         settings = self.settings
@@ -359,8 +367,7 @@ class EstimatorStage:
             "calibration": self.calibration.state_dict(),
             "expectation": self._expectation.state_dict(),
             "steps": self.steps,
-            "counts": self.counts.tolist(),
-            "looked_up_counts": self.looked_up_counts.tolist(),
+            **self.counts.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -377,21 +384,14 @@ class EstimatorStage:
             raise
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        counts = np.asarray(state["counts"], dtype=np.int64)
-        if counts.shape != self.counts.shape:
-            raise ValueError(f"counts must be {list(self.counts.shape)} numbers")
-        # files from before drafts were looked up have neither counts nor rates of them
-        looked_up_counts = np.asarray(state.get("looked_up_counts", [0, 0, 0]), dtype=np.int64)
-        if looked_up_counts.shape != self.looked_up_counts.shape:
-            raise ValueError("looked_up_counts must be 3 numbers")
-        if "lookup_rates" in state:
+        self.counts.load_state_dict(state)
+        if "lookup_rates" in state:  # not in files from before drafts were looked up
             self.lookup_rates.load_state_dict(state["lookup_rates"])
         self.fit.load_state_dict(state["fit"])
         self.costs.load_state_dict(state["costs"])
         self.calibration.load_state_dict(state["calibration"])
         self._expectation.load_state_dict(state["expectation"])
         self.steps = int(state["steps"])
-        self.counts, self.looked_up_counts = counts, looked_up_counts
 
     def close(self) -> None:
         """Writes the state, where it is kept, and ends a recording. At unload."""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from tests.unit.estimation.chain import CURVES, KEY, MadeChain
 
+from adaptive_verification.estimation.draft_counts import ACCEPTED, ADMITTED, DRAFTED
 from adaptive_verification.estimation.metrics import METRICS, MeteredEstimator
 from adaptive_verification.estimation.report import report
-from adaptive_verification.estimation.stage import ACCEPTED, ADMITTED, DRAFTED, EstimatorStage
+from adaptive_verification.estimation.stage import EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
 
 SPECS = {spec.name: spec for spec in METRICS}
@@ -87,8 +88,8 @@ def test_published_values_are_the_stages_own_after_the_last_step(
         assert values["av_estimator_position_intercept", label] == stage.fit.intercepts[position].item()
         assert values.get(("av_estimator_position_log_loss", label)) == stage.calibration.report(position).log_loss
         for name, kind in (("drafted", DRAFTED), ("admitted", ADMITTED), ("accepted", ACCEPTED)):
-            assert values[f"av_estimator_{name}_tokens_total", label] == stage.counts[kind, position]
-            assert values[f"av_estimator_looked_up_{name}_tokens_total", ""] == stage.looked_up_counts[kind] > 0
+            assert values[f"av_estimator_{name}_tokens_total", label] == stage.counts.by_position[kind, position]
+            assert values[f"av_estimator_looked_up_{name}_tokens_total", ""] == stage.counts.looked_up[kind] > 0
 
 
 def test_every_family_has_a_help_text_and_the_prefix_and_is_published(

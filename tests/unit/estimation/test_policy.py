@@ -5,12 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.unit.estimation.chain import CURVES
 
 from adaptive_verification.errors import SettingsError
 from adaptive_verification.estimation.budget import admit, best_budget, survival
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve, CostModel
-from adaptive_verification.estimation.policy import COLD_FACTOR, EXPLORED_BEYOND_PLAN, Block, make_policy
+from adaptive_verification.estimation.policy import (
+    COLD_FACTOR,
+    EXPLORED_BEYOND_PLAN,
+    STEPS_BETWEEN_PLANS,
+    Block,
+    make_policy,
+)
 from adaptive_verification.settings import EstimatorSettings
 
 
@@ -66,7 +73,7 @@ def test_a_threshold_admits_until_q_max_falls_below_it(threshold: float, admitte
 
 def test_adaptive_admits_the_best_slots_of_the_batch_up_to_the_best_budget() -> None:
     costs, block = CostModel({**CURVES, VERIFY: CostCurve((1, 14), (10.0, 40.0))}), _block()
-    step_ms = costs.verify_ms(3 + np.arange(12)) + costs.draft_ms(3, 3, 4)[4]
+    step_ms = costs.all_verify_ms(3 + np.arange(12)) + costs.draft_ms(3, 3, 4)[4]
     budget = best_budget(block.expected_survival[:, :4], block.limits, 3, step_ms)
     assert 0 < budget < 11
     assert _decide(costs, block)[0] == admit(block.survival, block.counts, budget).tolist()
@@ -115,6 +122,19 @@ def test_exploring_rows_keep_all_their_drafts_and_do_not_compete() -> None:
     assert _decide(costs, _block(expected_survival=np.zeros((3, 16), np.float32), exploring=exploring))[0] == [0, 4, 0]
 
 
+def test_the_depth_is_planned_anew_every_few_steps_and_when_other_rows_are_there() -> None:
+    good, hopeless = np.ones((64, 7), np.float32), np.zeros((64, 7), np.float32)
+    policy = make_policy(EstimatorSettings.model_validate({"exploration_share": 0}), CostModel(CURVES))
+
+    def depth(step: int, survivals: NDArray[np.float32], rows: int = 3) -> int:
+        return policy.decide(_block(step=step, recent_survival=survivals, sampling_rows=rows)).depth
+
+    assert depth(STEPS_BETWEEN_PLANS - 1, good) == 7
+    assert depth(STEPS_BETWEEN_PLANS, hopeless) == 0
+    assert [depth(STEPS_BETWEEN_PLANS + step, good) for step in range(1, STEPS_BETWEEN_PLANS + 1)] == [0, 0, 0, 7]
+    assert depth(2 * STEPS_BETWEEN_PLANS + 1, hopeless, rows=2) == 0
+
+
 def test_a_plan_of_no_drafts_still_lets_a_few_rows_explore_at_times_a_little_deeper() -> None:
     hopeless = {"recent_survival": np.zeros((64, 7), np.float32)}
     policy = make_policy(EstimatorSettings.model_validate({}), CostModel(CURVES))
@@ -132,7 +152,7 @@ def test_exploration_takes_its_share_of_the_time(share: float) -> None:
     policy = make_policy(EstimatorSettings.model_validate({"exploration_share": share}), costs)
     hopeless = {"recent_survival": np.zeros((64, 7), np.float32), "expected_survival": np.zeros((3, 16), np.float32)}
     explorations = sum(policy.decide(_block(**hopeless, step=step)).explores_next.sum() for step in range(4000))
-    plain_ms, deeper_ms = costs.verify_ms(np.array([3, 3 + EXPLORED_BEYOND_PLAN]))
+    plain_ms, deeper_ms = costs.all_verify_ms(np.array([3, 3 + EXPLORED_BEYOND_PLAN]))
     extra_ms = deeper_ms - plain_ms + costs.draft_ms(1, 1, EXPLORED_BEYOND_PLAN)[EXPLORED_BEYOND_PLAN]
     spent = explorations * extra_ms / (4000 * plain_ms)
     assert 0.6 * share < spent <= share

@@ -15,8 +15,9 @@ from tests.unit.estimation.chain import CURVES, KEY, MadeChain, make_draft, make
 from adaptive_verification.contract import FILL_ONLY, NO_LABEL, STATUS_NOT_CACHED, STATUS_OK, Draft
 from adaptive_verification.errors import ContractError, SettingsError
 from adaptive_verification.estimation.cost_model import CostCurve, CostModel, publish_curves
+from adaptive_verification.estimation.draft_counts import ACCEPTED, ADMITTED, DRAFTED
 from adaptive_verification.estimation.policy import Block, Decision
-from adaptive_verification.estimation.stage import ACCEPTED, ADMITTED, DRAFTED, EstimatorStage
+from adaptive_verification.estimation.stage import EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
 
 
@@ -48,9 +49,9 @@ def test_accepted_drafts_and_the_first_rejected_are_labels_and_nothing_else_is()
     stage.step(make_request([1, 2, 3, 4], [9, 7, 6, 6], limits=[5] * 4, accepted=accepted), drafts)
     assert _labels(stage) == 6
     assert stage.calibration.report().acceptance_rate == pytest.approx(4 / 6)
-    assert stage.counts[DRAFTED, :6].tolist() == [8, 8, 8, 8, 8, 0]
-    assert stage.counts[ADMITTED, :6].tolist() == [8, 8, 8, 0, 0, 0]
-    assert stage.counts[ACCEPTED, :6].tolist() == [2, 1, 1, 0, 0, 0]
+    assert stage.counts.by_position[DRAFTED, :6].tolist() == [8, 8, 8, 8, 8, 0]
+    assert stage.counts.by_position[ADMITTED, :6].tolist() == [8, 8, 8, 0, 0, 0]
+    assert stage.counts.by_position[ACCEPTED, :6].tolist() == [2, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("key", [None, KEY + 1])
@@ -206,7 +207,7 @@ def test_trimming_does_not_bias_the_fit() -> None:
     chain = MadeChain(stage, rows=32, most_drafts=4)
     for _ in range(1000):
         chain.step()
-    assert stage.counts[ADMITTED].sum() < 0.9 * stage.counts[DRAFTED].sum()
+    assert stage.counts.by_position[ADMITTED].sum() < 0.9 * stage.counts.by_position[DRAFTED].sum()
     assert stage.fit.shared.item() == pytest.approx(0.8, abs=0.1)
     assert stage.fit.intercepts[0].item() == pytest.approx(0.1, abs=0.25)
 
@@ -282,9 +283,7 @@ def test_costs_are_learned_from_live_steps() -> None:
     for _ in range(300):
         chain.step()
     before = CostModel(CURVES)
-    assert stage.costs.verify_ms(np.array([20]))[0] - stage.costs.other_ms == pytest.approx(
-        2 * before.verify_ms(np.array([20]))[0], rel=0.1
-    )
+    assert stage.costs.verify_ms(20) - stage.costs.other_ms == pytest.approx(2 * before.verify_ms(20), rel=0.1)
 
 
 def test_the_time_beside_the_stages_is_learned_from_the_clock() -> None:
@@ -374,8 +373,8 @@ def test_looked_up_drafts_are_predicted_from_what_became_of_earlier_ones_and_tea
     assert _labels(stage) == 0
     assert stage._memory.residual_sum[stage._memory.slots([1, 2])[0]].tolist() == [0.0, 0.0]
     assert stage._expectation.state_dict() == untaught._expectation.state_dict()
-    assert stage.looked_up_counts.tolist() == [180, 180, 87]
-    assert stage.counts.sum(1).tolist() == [180, 180, 87]
+    assert stage.counts.looked_up.tolist() == [180, 180, 87]
+    assert stage.counts.by_position.sum(1).tolist() == [180, 180, 87]
 
 
 def test_a_sequence_that_changes_between_lookup_and_model_teaches_each_its_own() -> None:
@@ -425,9 +424,9 @@ def test_looked_up_drafts_go_as_deep_as_the_caller_asks_whatever_is_advised_for_
     for _ in range(400):
         chain.step()
     stage = chain.stage
-    before = stage.looked_up_counts.copy()
+    before = stage.counts.looked_up.copy()
     models = sum(sum(chain.step()[1]) for _ in range(100))
-    drafted, admitted, accepted = stage.looked_up_counts - before
+    drafted, admitted, accepted = stage.counts.looked_up - before
     assert stage.last_depth == 0
     assert models < 0.1 * drafted
     assert drafted == pytest.approx(100 * 16 * 0.5 * 7, rel=0.1)
@@ -459,7 +458,7 @@ def test_a_state_from_before_drafts_were_looked_up_is_loaded(tmp_path: Path) -> 
     (tmp_path / "estimator.json").write_text(json.dumps(content))
     again = _stage(state_directory=str(tmp_path), refit_interval=1)
     assert again.fit.state_dict() == stage.fit.state_dict()
-    assert again.looked_up_counts.tolist() == [0, 0, 0]
+    assert again.counts.looked_up.tolist() == [0, 0, 0]
 
 
 def test_prompt_tokens_are_all_that_no_row_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

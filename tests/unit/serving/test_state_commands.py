@@ -58,7 +58,7 @@ def test_show_prints_coefficients_counts_calibration_and_costs(
         quality = stage.calibration.report(position)
         assert rows[str(position + 1)][:4] == [
             f"{stage.fit.intercepts[position].item():.4f}",
-            *(str(count) for count in stage.counts[:, position]),
+            *(str(count) for count in stage.counts.by_position[:, position]),
         ]
         assert rows[str(position + 1)][7] == f"{quality.log_loss:.4f}"
     overall = stage.calibration.report()
