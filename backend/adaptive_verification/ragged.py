@@ -1,4 +1,4 @@
-"""Ragged values, flat with counts, as padded tensors."""
+"""Ragged values, flat with counts, as padded tensors; and parts of them."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def pad(values: Tensor, counts: Tensor) -> Tensor:
     padded = values.new_zeros(len(counts), width, *values.shape[1:])
     padded[mask(counts.to(values.device), width)] = values
     return padded
+
+
+def select(values: Tensor, rows: Tensor) -> Tensor:
+    """`values[rows]` for ascending rows, without a copy where they are all."""
+    return values if len(rows) == len(values) else values[rows]

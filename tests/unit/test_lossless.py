@@ -168,11 +168,15 @@ def test_two_steps_with_their_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_distributed_by(outcomes, p, 2)
 
 
-def test_the_proof_fails_when_the_final_token_ignores_the_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("settings", [{}, {"top_k": 3}], ids=["dense", "sparse"])
+def test_the_proof_fails_when_the_final_token_ignores_the_rejection(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, float | int]
+) -> None:
     p, q = random_distributions(3, seed=1), random_distributions(3, seed=2)
     enumerator = Enumerator(monkeypatch)
-    monkeypatch.setattr("adaptive_verification.verification.target_distribution.residual", lambda p, q: p)
-    outcomes = enumerator.outcomes(lambda: run_steps(p, q, 3, [2], {}, draft_limit=2, num_steps=1, draft_top_k=3))
+    for name in ("residual", "residual_of_sparse"):
+        monkeypatch.setattr(f"adaptive_verification.verification.target_distribution.{name}", lambda p, q: p)
+    outcomes = enumerator.outcomes(lambda: run_steps(p, q, 3, [2], settings, draft_limit=2, num_steps=1, draft_top_k=3))
     with pytest.raises(AssertionError, match="off by"):
         assert_distributed_by(outcomes, p, 3)
 

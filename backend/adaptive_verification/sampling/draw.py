@@ -23,8 +23,9 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     if size <= 2 * _BLOCK:
         return _invert(weights, uniforms)[0]
     # a long row is searched in two levels: which block, then where in it; one pass over the weights
-    blocks = F.pad(weights, (0, -size % _BLOCK)).view(num_rows, -1, _BLOCK)
-    block, rest = _invert(blocks.sum(-1, dtype=torch.float64), uniforms)
+    missing = -size % _BLOCK
+    blocks = (F.pad(weights, (0, missing)) if missing else weights).view(num_rows, -1, _BLOCK)
+    block, rest = _invert(blocks.sum(-1), uniforms)
     inside, _ = _invert(blocks[torch.arange(num_rows, device=weights.device), block], rest)
     return block * _BLOCK + inside
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-_FIRST_WIDTH = 128
+from adaptive_verification.sampling.largest import first_largest, largest
+
+NARROW_WIDTH = 128
 _WIDENING = 8
 
 
@@ -33,6 +36,16 @@ class Candidates(NamedTuple):
         matches = self.ids.unsqueeze(1) == other_ids.unsqueeze(2)  # [rows, n, width]
         return torch.where(matches, self.probs.unsqueeze(1), 0.0).sum(-1)
 
+    def dense(self, vocab_size: int) -> Tensor:
+        """`[rows, vocab_size]`."""
+        nothing = self.probs.new_zeros(len(self.ids), vocab_size)
+        return nothing.scatter_add_(-1, self.ids, self.probs)  # places without probability may all name the same id
+
+    def support(self, vocab_size: int) -> Tensor:
+        """Which tokens have a probability, `[rows, vocab_size]` bool."""
+        nothing = torch.zeros(len(self.ids), vocab_size, dtype=torch.uint8, device=self.ids.device)
+        return nothing.scatter_add_(-1, self.ids, (self.probs > 0).to(torch.uint8)).to(torch.bool)
+
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     """Logits over the temperature, with the largest at 0: `[rows, vocab]`, at least float32. Temperature 0 scales by
@@ -43,8 +56,8 @@ def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     return scaled.div_(divisor.unsqueeze(-1))
 
 
-def truncate(scaled: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Candidates:
-    """The truncated, renormalized distributions of rows with a temperature of 0, a top-k or a top-p.
+class Truncation:
+    """What rows with a temperature of 0, a top-k or a top-p leave of their vocabulary.
 
     Args:
         scaled: `[rows, vocab]` from `scale`.
@@ -52,37 +65,70 @@ def truncate(scaled: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) 
         top_k: `[rows]`, 0: off.
         top_p: `[rows]` in (0, 1], 1: off.
     """
-    vocab_size = scaled.shape[-1]
-    limit = torch.where(top_k > 0, top_k.clamp(max=vocab_size), vocab_size)
-    limit = torch.where(temperature > 0, limit, 1)
-    top_p = top_p.to(torch.float64)
-    widest = int(limit.max()) if limit.numel() else 1
-    width = min(widest, _FIRST_WIDTH)
-    log_total = scaled.logsumexp(-1, keepdim=True) if widest > width else None
 
-    values, ids = _largest(scaled, width)
-    probs = _keep(values, log_total, limit, top_p)
-    while width < widest:
+    def __init__(self, scaled: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+        vocab_size = scaled.shape[-1]
+        limit = torch.where(top_k > 0, top_k.clamp(max=vocab_size), vocab_size)
+        self._scaled = scaled
+        self._limit = torch.where(temperature > 0, limit, 1)
+        self._has_top_k = top_k > 0
+        self._top_p = top_p.to(torch.float64)
+        self._widest = int(self._limit.max()) if self._limit.numel() else 1
+        # [rows, 1], where it is needed
+        self.log_total = scaled.logsumexp(-1, keepdim=True) if self._widest > NARROW_WIDTH else None
+
+    def narrow(self) -> tuple[Candidates, Tensor]:
+        """The candidates of rows with at most `NARROW_WIDTH` of them, and which rows have more: `[rows]` bool."""
+        everything = torch.arange(len(self._scaled), device=self._scaled.device)
+        ids, probs, has_more = self._largest(everything, min(self._widest, NARROW_WIDTH))
+        return _normalized(ids, probs), has_more
+
+    def wide(self, rows: Tensor) -> Candidates:
+        """All candidates of these rows, which have more than `NARROW_WIDTH`."""
+        width = min(self._widest, NARROW_WIDTH * _WIDENING)
+        ids, probs, has_more = self._largest(rows, width)
+        while bool(has_more.any()):
+            previous, width = width, min(self._widest, width * _WIDENING)
+            ids, probs = F.pad(ids, (0, width - previous)), F.pad(probs, (0, width - previous))
+            short = has_more.nonzero().squeeze(-1)
+            ids[short], probs[short], has_more[short] = self._largest(rows[short], width)
+        return _normalized(ids, probs)
+
+    def _largest(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The `width` most likely ids of rows, the probabilities of those that are kept (0 for the others), and whether
+        a row keeps more."""
+        whole = len(rows) == len(self._scaled)
+        scaled, limit, top_p = (self._scaled if whole else self._scaled[rows]), self._limit[rows], self._top_p[rows]
+        if width == 1:
+            ids = first_largest(scaled).unsqueeze(-1)
+            values = scaled.gather(-1, ids)
+        else:
+            values, ids = largest(scaled, width)
+        log_total = None if self.log_total is None else self.log_total[rows]
+        probs = _keep(values, log_total, limit, top_p)
+        if width >= self._widest:
+            return ids, probs, torch.zeros_like(limit, dtype=torch.bool)
         # rows whose k or whose mass reaches beyond the width
-        short = (limit > width) & ((top_k > 0) | (probs.sum(-1) < top_p.clamp(max=1 - 1e-9)))
-        if not bool(short.any()):
-            break
-        previous, width = width, min(widest, width * _WIDENING)
-        wider_values, wider_ids = _largest(scaled[short], width)
-        wider_probs = _keep(
-            wider_values, log_total[short] if log_total is not None else None, limit[short], top_p[short]
-        )
-        padding = (0, width - previous)
-        ids, probs = torch.nn.functional.pad(ids, padding), torch.nn.functional.pad(probs, padding)
-        ids[short], probs[short] = wider_ids, wider_probs
+        is_short = self._has_top_k[rows] | (probs.sum(-1) < top_p.clamp(max=1 - 1e-9))
+        return ids, probs, (limit > width) & is_short
+
+
+def truncate(scaled: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Candidates:
+    """The truncated, renormalized distributions of rows, all as candidates. Arguments as in `Truncation`."""
+    truncation = Truncation(scaled, temperature, top_k, top_p)
+    kept, has_more = truncation.narrow()
+    if not bool(has_more.any()):
+        return kept
+    rows = has_more.nonzero().squeeze(-1)
+    wide = truncation.wide(rows)
+    padding = (0, wide.ids.shape[-1] - kept.ids.shape[-1])
+    ids, probs = F.pad(kept.ids, padding), F.pad(kept.probs, padding)
+    ids[rows], probs[rows] = wide.ids, wide.probs
+    return Candidates(ids, probs)
+
+
+def _normalized(ids: Tensor, probs: Tensor) -> Candidates:
     return Candidates(ids, probs / probs.sum(-1, keepdim=True))
-
-
-def _largest(scaled: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    if width == 1:
-        values, ids = scaled.max(-1, keepdim=True)  # of equal ones the first, like argmax
-        return values, ids
-    return scaled.topk(width, dim=-1, sorted=True)
 
 
 def _keep(values: Tensor, log_total: Tensor | None, limit: Tensor, top_p: Tensor) -> Tensor:

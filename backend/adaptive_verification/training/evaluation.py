@@ -99,8 +99,7 @@ def _dense(logits: Tensor, sampling: Sampling) -> Tensor:
     """`[rows, vocab]` probabilities, float64."""
     if sampling.temperature > 0 and sampling.top_p == 1:
         return (logits.float() / sampling.temperature).softmax(-1).to(torch.float64)
-    kept = _candidates(_scaled(logits, sampling), sampling, 0)
-    return torch.zeros_like(logits, dtype=torch.float64).scatter_(-1, kept.ids, kept.probs)
+    return _candidates(_scaled(logits, sampling), sampling, 0).dense(logits.shape[-1])
 
 
 def _scaled(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -1,7 +1,8 @@
 """Acceptance of a whole step: which drafts of which rows the target accepts, and the one token after them.
 
 Each row is decided as it asks, by rejection (here; the arithmetic is in `rejection`) or by coupling (`coupled`). The
-distributions are in `target_distribution`.
+distributions are in `target_distribution`. What is behind a rejection does not matter, so blocks are decided in waves:
+the first drafts of all rows, then the next ones of the rows that accepted all so far.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.contract import COUPLED, REJECTION
-from adaptive_verification.ragged import mask
+from adaptive_verification.ragged import mask, select
 from adaptive_verification.sampling import noise
 from adaptive_verification.sampling.truncation import Candidates
-from adaptive_verification.verification.block import Block
+from adaptive_verification.verification.block import Block, Wave, positions_of
 from adaptive_verification.verification.coupled import decide_coupled
 from adaptive_verification.verification.rejection import acceptance_probability, accepted_prefix
 from adaptive_verification.verification.target_distribution import TargetDistribution
@@ -30,54 +31,80 @@ class Accepted:
     log_probs: Tensor  # [sum(accepted + 1)] float32, of the untransformed distribution
 
 
-def accept(logits: Tensor, block: Block) -> Accepted:
+def accept(logits: Tensor, block: Block, *, wave_length: int | None = None) -> Accepted:
     """Runs acceptance.
 
     Args:
         logits: `[sum(admitted + 1), vocab]`: for each row the position of each admitted draft, and the one after them.
+        wave_length: how many positions of a row are looked at together. It changes no result. By default all, where a
+            position costs less than a wave: on a GPU, or if all rows are greedy; else one.
     """
-    num_rows, width = block.draft_tokens.shape
-    positions_per_row = block.admitted + 1
-    first_position = positions_per_row.cumsum(0) - positions_per_row  # [rows]
-    row_of_position = torch.repeat_interleave(positions_per_row)  # [m]
-    target = TargetDistribution(
-        logits, block.temperature[row_of_position], block.top_k[row_of_position], block.top_p[row_of_position]
-    )
-    accepted = torch.zeros_like(block.admitted)  # [rows]
-    tokens = block.draft_tokens.new_zeros(num_rows, width + 1)
+    num_rows, num_drafts = block.draft_tokens.shape
+    if wave_length is None:
+        costly = logits.device.type == "cpu" and bool((block.temperature > 0).any())
+        wave_length = 1 if costly else num_drafts + 1
+    first_position = (block.admitted + 1).cumsum(0) - (block.admitted + 1)  # [rows]
+    accepted = torch.zeros_like(block.admitted)
+    tokens = block.draft_tokens.new_zeros(num_rows, num_drafts + 1)
+    log_probs = torch.zeros_like(tokens, dtype=torch.float32)
+    rows = torch.arange(num_rows, device=logits.device)  # those that have accepted everything so far
+    for start in range(0, num_drafts + 1, wave_length):
+        if len(rows) == 0:
+            break
+        wave = block.wave(rows, start, min(wave_length, num_drafts + 1 - start))
+        is_position = mask(wave.num_positions, wave.length)  # [rows, length]
+        positions = positions_of(first_position[rows] + start, wave.length)[is_position]
+        row = rows.repeat_interleave(wave.num_positions)
+        target = TargetDistribution(
+            select(logits, positions), block.temperature[row], block.top_k[row], block.top_p[row]
+        )
+        accepted_here, tokens_here = _decide(target, wave)
+
+        is_output = mask(accepted_here + 1, wave.length) & is_position
+        outputs = tokens_here[is_output]
+        row, place = is_output.nonzero(as_tuple=True)
+        tokens[rows[row], start + place] = outputs
+        log_probs[rows[row], start + place] = target.log_probs(wave.first_position[row] + place, outputs)
+        accepted[rows] += accepted_here
+        rows = rows[accepted_here == wave.length]
+    is_output = mask(accepted + 1, num_drafts + 1)
+    return Accepted(accepted, tokens[is_output], log_probs[is_output])
+
+
+def _decide(target: TargetDistribution, wave: Wave) -> tuple[Tensor, Tensor]:
+    """`[rows]` accepted drafts and `[rows, length]` output tokens of a wave's rows, each by its own method."""
+    accepted = torch.zeros_like(wave.num_drafts)
+    tokens = torch.zeros_like(wave.draft_tokens)
     for method, decide in ((REJECTION, decide_by_rejection), (COUPLED, decide_coupled)):
-        rows = (block.acceptance == method).nonzero().squeeze(-1)
-        if rows.numel():
-            accepted[rows], tokens[rows] = decide(target, block.select(rows), first_position[rows])
-
-    is_output = mask(accepted + 1, width + 1)  # [rows, K + 1]
-    output_tokens = tokens[is_output]
-    positions = first_position.unsqueeze(-1) + torch.arange(width + 1, device=logits.device)
-    output_logits = logits[positions[is_output]].float()
-    chosen = output_logits.gather(-1, output_tokens.unsqueeze(-1)).squeeze(-1)
-    return Accepted(accepted, output_tokens, chosen - output_logits.logsumexp(-1))
+        rows = (wave.acceptance == method).nonzero().squeeze(-1)
+        if len(rows) == len(accepted):
+            return decide(target, wave, wave.first_position)
+        if len(rows):
+            accepted[rows], tokens[rows] = decide(target, wave.select(rows), wave.first_position[rows])
+    return accepted, tokens
 
 
-def decide_by_rejection(target: TargetDistribution, block: Block, first_position: Tensor) -> tuple[Tensor, Tensor]:
+def decide_by_rejection(target: TargetDistribution, wave: Wave, first_position: Tensor) -> tuple[Tensor, Tensor]:
     """Decides about rows that accept by rejection. Arguments and result as in `coupled.decide_coupled`."""
-    rows, width = block.draft_tokens.shape
-    depth = torch.arange(width, device=first_position.device)
-    is_draft = mask(block.admitted, width)  # [rows, K]
-    positions = first_position.unsqueeze(-1) + depth
-    p = torch.zeros(rows, width, dtype=torch.float64, device=first_position.device)
-    p[is_draft] = target.probability_of(positions[is_draft], block.draft_tokens[is_draft])
-    q = torch.where(block.q_ids == block.draft_tokens.unsqueeze(-1), block.q_probs, 0.0).sum(-1)  # [rows, K]
-    coin = noise.uniform(block.seed.unsqueeze(-1), block.block.unsqueeze(-1), depth, noise.ACCEPT)
-    accepted = accepted_prefix(coin < acceptance_probability(p, q), block.admitted)  # [rows]
+    tokens = wave.draft_tokens.clone()
+    accepted = torch.zeros_like(wave.num_drafts)
+    is_draft = mask(wave.num_drafts, wave.length)  # [rows, length]
+    if bool(is_draft.any()):
+        positions = positions_of(first_position, wave.length)
+        p = torch.zeros_like(tokens, dtype=torch.float64)
+        p[is_draft] = target.probability_of(positions[is_draft], tokens[is_draft])
+        q = torch.where(wave.q_ids == tokens.unsqueeze(-1), wave.q_probs, 0.0).sum(-1)  # [rows, length]
+        depth = torch.arange(wave.start, wave.start + wave.length, device=tokens.device)
+        coin = noise.uniform(wave.seed.unsqueeze(-1), wave.block.unsqueeze(-1), depth, noise.ACCEPT)
+        accepted = accepted_prefix(coin < acceptance_probability(p, q), wave.num_drafts)
 
-    every_row = torch.arange(rows, device=first_position.device)
-    first_rejected = accepted.clamp(max=width - 1)
-    final_tokens = target.draw_final(
-        positions=first_position + accepted,
-        rejected=accepted < block.admitted,
-        q=Candidates(block.q_ids[every_row, first_rejected], block.q_probs[every_row, first_rejected]),
-        uniforms=noise.uniform(block.seed, block.block, accepted, noise.FINAL),
-    )
-    tokens = torch.cat([block.draft_tokens, final_tokens.unsqueeze(-1)], dim=1)
-    tokens[every_row, accepted] = final_tokens
+    rows = (accepted < wave.num_positions).nonzero().squeeze(-1)  # those that end here
+    if len(rows):
+        place = accepted[rows]
+        tokens[rows, place] = target.draw_final(
+            positions=first_position[rows] + place,
+            rejected=place < wave.num_drafts[rows],
+            q=Candidates(wave.q_ids[rows, place], wave.q_probs[rows, place]),
+            uniforms=noise.uniform(wave.seed[rows], wave.block[rows], wave.start + place, noise.FINAL),
+        )
     return accepted, tokens

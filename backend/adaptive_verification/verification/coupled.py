@@ -8,29 +8,30 @@ rejection.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from adaptive_verification.ragged import mask
-from adaptive_verification.verification.block import Block
+from adaptive_verification.verification.block import Wave
 from adaptive_verification.verification.rejection import accepted_prefix
 from adaptive_verification.verification.target_distribution import TargetDistribution
 
 
-def decide_coupled(target: TargetDistribution, block: Block, first_position: Tensor) -> tuple[Tensor, Tensor]:
+def decide_coupled(target: TargetDistribution, wave: Wave, first_position: Tensor) -> tuple[Tensor, Tensor]:
     """Decides about coupled rows.
 
     Args:
+        target: distributions at the wave's positions, and maybe others.
         first_position: `[rows]`, where in `target` each row's positions begin.
 
     Returns:
-        `[rows]` accepted drafts, and `[rows, K + 1]` the output tokens, of which one more than accepted count.
+        `[rows]` accepted drafts, and `[rows, length]` the output tokens: those accepted, and the one after them, unless
+        it is not in this wave.
     """
-    num_drafts = block.draft_tokens.shape[1]
-    is_position = mask(block.admitted + 1, num_drafts + 1)
+    is_position = mask(wave.num_positions, wave.length)
     row, depth = is_position.nonzero(as_tuple=True)
-    tokens = block.draft_tokens.new_zeros(is_position.shape)
+    tokens = torch.zeros_like(wave.draft_tokens)
     tokens[is_position] = target.best_with_noise(
-        positions=first_position[row] + depth, seed=block.seed[row], place=block.block[row] + depth
+        positions=first_position[row] + depth, seed=wave.seed[row], place=wave.block[row] + wave.start + depth
     )
-    accepted = accepted_prefix(tokens[:, :num_drafts] == block.draft_tokens, block.admitted)
-    return accepted, tokens
+    return accepted_prefix(tokens == wave.draft_tokens, wave.num_drafts), tokens

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from adaptive_verification.sampling.truncation import Candidates
+
 
 def acceptance_probability(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p / q) of the drafted tokens, elementwise, in float64. A token that q gives 0 was not drawn from it: 0."""
@@ -23,6 +25,14 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     Where nothing is left (p equals q, so a rejection is a rounding error) the weights are p's.
     """
     left = (p - q.to(p.dtype)).clamp_(min=0.0)
+    return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+
+
+def residual_of_sparse(p: Tensor, q: Candidates) -> Tensor:
+    """The same for p over a whole vocabulary `[rows, vocab]` and a sparse q, whose total is p's."""
+    left = p.scatter_add(-1, q.ids, -q.probs.to(p.dtype))
+    at_q = left.gather(-1, q.ids).clamp_(min=0.0)
+    left.scatter_(-1, q.ids, at_q)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 

@@ -1,7 +1,8 @@
 """The target's distributions at many positions, each as its request asks for it.
 
-Positions of plain sampling (no top-k, no top-p) keep the whole vocabulary; all others are sparse
-(`sampling.truncation`). Both answer the same questions: how likely is this token, and which token follows.
+Positions whose support is wide (plain sampling, or a nucleus of many tokens) keep the whole vocabulary, all others are
+sparse (`sampling.truncation`). Both answer the same questions: how likely is this token, and which token follows.
+Which of the two a position is follows from its own logits and settings, so nothing depends on the batch.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from adaptive_verification.ragged import select
 from adaptive_verification.sampling import gumbel
 from adaptive_verification.sampling.draw import draw
-from adaptive_verification.sampling.truncation import Candidates, scale, truncate
-from adaptive_verification.verification.rejection import residual
+from adaptive_verification.sampling.largest import first_largest
+from adaptive_verification.sampling.truncation import Candidates, Truncation, scale
+from adaptive_verification.verification.rejection import residual, residual_of_sparse
 
 
 class TargetDistribution:
@@ -26,26 +29,53 @@ class TargetDistribution:
     """
 
     def __init__(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+        self._logits = logits
+        self._num_positions, self._device = logits.shape[0], logits.device
+        self._log_normalizers = torch.full((len(logits),), torch.nan, device=logits.device)
+        """Of the untransformed distributions, where it fell off."""
         is_plain = (temperature > 0) & (top_k == 0) & (top_p >= 1)
         is_greedy = temperature == 0
-        # three groups, so that a greedy position pays for an argmax only; each with its positions
-        self._plain_at = is_plain.nonzero().squeeze(-1)
-        greedy_at, sparse_at = is_greedy.nonzero().squeeze(-1), (~is_plain & ~is_greedy).nonzero().squeeze(-1)
-        self._plain = scale(logits[self._plain_at], temperature[self._plain_at])
+        self._dense: list[tuple[Tensor, _Dense]] = []
         self._sparse: list[tuple[Tensor, Candidates]] = []
+        # each group with its positions; a greedy position pays for an argmax only
+        plain_at, greedy_at, truncated_at = (
+            which.nonzero().squeeze(-1) for which in (is_plain, is_greedy, ~is_plain & ~is_greedy)
+        )
+        if plain_at.numel():
+            dense = _Dense(scale(select(logits, plain_at), temperature[plain_at]))
+            self._dense.append((plain_at, dense))
+            self._note_log_normalizers(plain_at, temperature[plain_at], dense.scaled, dense.totals.log())
         if greedy_at.numel():
-            best = (logits if greedy_at.numel() == logits.shape[0] else logits[greedy_at]).argmax(-1, keepdim=True)
+            best = first_largest(select(logits, greedy_at)).unsqueeze(-1)
             self._sparse.append((greedy_at, Candidates(best, torch.ones_like(best, dtype=torch.float64))))
-        if sparse_at.numel():
-            scaled = scale(logits[sparse_at], temperature[sparse_at])
-            kept = truncate(scaled, temperature[sparse_at], top_k[sparse_at], top_p[sparse_at])
-            self._sparse.append((sparse_at, kept))
-        self._num_positions = logits.shape[0]
-        self._device = logits.device
+        if truncated_at.numel():
+            self._truncate(truncated_at, logits, temperature[truncated_at], top_k[truncated_at], top_p[truncated_at])
 
-    @cached_property
-    def _plain_log_total(self) -> Tensor:
-        return self._plain.logsumexp(-1)
+    def _truncate(self, at: Tensor, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+        scaled = scale(select(logits, at), temperature)
+        truncation = Truncation(scaled, temperature, top_k, top_p)
+        if truncation.log_total is not None:
+            self._note_log_normalizers(at, temperature, scaled, truncation.log_total.squeeze(-1))
+        narrow, is_wide = truncation.narrow()
+        wide, rest = is_wide.nonzero().squeeze(-1), (~is_wide).nonzero().squeeze(-1)
+        if rest.numel():
+            self._sparse.append((at[rest], Candidates(narrow.ids[rest], narrow.probs[rest])))
+        if wide.numel():
+            is_kept = truncation.wide(wide).support(logits.shape[-1])
+            self._dense.append((at[wide], _Dense(scaled[wide].masked_fill_(~is_kept, -torch.inf))))
+
+    def _note_log_normalizers(self, at: Tensor, temperature: Tensor, scaled: Tensor, log_total: Tensor) -> None:
+        """At temperature 1 a logit and what became of it tell the distribution's normalizer."""
+        log_normalizer = self._logits[at, 0] - scaled[:, 0] + log_total
+        self._log_normalizers[at] = torch.where(temperature == 1, log_normalizer, torch.nan).to(torch.float32)
+
+    def log_probs(self, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities of tokens in the untransformed distributions, `[n]` float32. Arguments as below."""
+        log_normalizers = self._log_normalizers[positions]
+        unknown = log_normalizers.isnan().nonzero().squeeze(-1)
+        if unknown.numel():
+            log_normalizers[unknown] = self._logits[positions[unknown]].float().logsumexp(-1)
+        return self._logits[positions, tokens].float() - log_normalizers
 
     def probability_of(self, positions: Tensor, tokens: Tensor) -> Tensor:
         """How likely a token is at a position.
@@ -58,10 +88,10 @@ class TargetDistribution:
             `[n]` float64.
         """
         result = torch.zeros(len(positions), dtype=torch.float64, device=self._device)
-        rows, local = self._members(positions, self._plain_at)
-        if rows.numel():
-            chosen = self._plain[local, tokens[rows]]
-            result[rows] = (chosen - self._plain_log_total[local]).to(torch.float64).exp()
+        for at, dense in self._dense:
+            rows, local = self._members(positions, at)
+            chosen = dense.weights[local, tokens[rows]].to(torch.float64)
+            result[rows] = chosen / dense.totals[local]
         for at, candidates in self._sparse:
             rows, local = self._members(positions, at)
             there = Candidates(candidates.ids[local], candidates.probs[local])
@@ -77,19 +107,27 @@ class TargetDistribution:
             q: the rejected drafts' distributions, `[rows, width]`; ignored where nothing was rejected.
             uniforms: `[rows]` float64.
         """
-        q = Candidates(q.ids, torch.where(rejected.unsqueeze(-1), q.probs, 0.0))
         result = torch.zeros(len(positions), dtype=torch.int64, device=self._device)
-        rows, local = self._members(positions, self._plain_at)
-        if rows.numel():
-            p = (self._plain[local] - self._plain_log_total[local].unsqueeze(-1)).exp_()
-            q_dense = torch.zeros_like(p).scatter_add_(-1, q.ids[rows], q.probs[rows].to(p.dtype))
-            result[rows] = draw(residual(p, q_dense), uniforms[rows])
+        for at, dense in self._dense:
+            rows, local = self._members(positions, at)
+            if rows.numel():
+                weights = dense.weights[local]  # a copy
+                places = rejected[rows].nonzero().squeeze(-1)
+                if places.numel():
+                    there = rows[places]
+                    q_there = Candidates(q.ids[there], q.probs[there] * dense.totals[local[places]].unsqueeze(-1))
+                    weights[places] = residual_of_sparse(weights[places], q_there)
+                result[rows] = draw(weights, uniforms[rows])
         for at, candidates in self._sparse:
             rows, local = self._members(positions, at)
             if rows.numel():
                 ids, p = candidates.ids[local], candidates.probs[local]
-                q_there = Candidates(q.ids[rows], q.probs[rows]).at(ids)
-                index = draw(residual(p, q_there), uniforms[rows])
+                places = rejected[rows].nonzero().squeeze(-1)
+                if places.numel():
+                    there = rows[places]
+                    q_there_probs = Candidates(q.ids[there], q.probs[there]).at(ids[places])
+                    p[places] = residual(p[places], q_there_probs)
+                index = draw(p, uniforms[rows])
                 result[rows] = ids.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         return result
 
@@ -105,11 +143,10 @@ class TargetDistribution:
             `[n]` int64 token ids.
         """
         result = torch.zeros(len(positions), dtype=torch.int64, device=self._device)
-        rows, local = self._members(positions, self._plain_at)
-        if rows.numel():
-            # all of them need no copy
-            scaled = self._plain if len(local) == len(self._plain) else self._plain[local]
-            result[rows] = gumbel.best_token(scaled, seed[rows], place[rows])
+        for at, dense in self._dense:
+            rows, local = self._members(positions, at)
+            if rows.numel():
+                result[rows] = gumbel.best_token(select(dense.scaled, local), seed[rows], place[rows])
         for at, candidates in self._sparse:
             rows, local = self._members(positions, at)
             if rows.numel():
@@ -125,3 +162,25 @@ class TargetDistribution:
         local = place[positions]
         rows = (local >= 0).nonzero().squeeze(-1)
         return rows, local[rows]
+
+
+class _Dense:
+    """Positions with the whole vocabulary.
+
+    Args:
+        scaled: `[n, vocab]`, log-probabilities up to a constant of each row that leaves them near 0 or below; -inf
+            outside the support.
+    """
+
+    def __init__(self, scaled: Tensor) -> None:
+        self.scaled = scaled
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """`[n, vocab]`, the probabilities up to a factor."""
+        return self.scaled.exp()
+
+    @cached_property
+    def totals(self) -> Tensor:
+        """`[n]` float64: that factor."""
+        return self.weights.sum(-1).to(torch.float64)

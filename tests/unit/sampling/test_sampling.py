@@ -21,7 +21,7 @@ def dense(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) ->
     candidates = truncate(
         scale(logits, temperatures), temperatures, torch.full((rows,), top_k), torch.full((rows,), top_p)
     )
-    return torch.zeros(logits.shape, dtype=torch.float64).scatter_add_(-1, candidates.ids, candidates.probs)
+    return candidates.dense(logits.shape[-1])
 
 
 def of_transformers(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
