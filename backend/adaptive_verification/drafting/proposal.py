@@ -75,6 +75,8 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 def _choose(q: Candidates, keys: Keys) -> Tensor:
     """The place of each row's draft among its candidates. `[rows]`"""
     index = torch.zeros_like(keys.seed)
+    if q.probs.shape[-1] == 1:
+        return index
     drawing, coupled = (~keys.coupled).nonzero().squeeze(-1), keys.coupled.nonzero().squeeze(-1)
     if drawing.numel():
         uniforms = noise.uniform(keys.seed[drawing], keys.block[drawing], keys.depth, noise.DRAFT)

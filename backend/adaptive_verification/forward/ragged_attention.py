@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 _CALL_COST_POSITIONS = 400.0
@@ -104,35 +106,35 @@ def _cost(segment: Segment) -> float:
 class RaggedBatch:
     """Everything about a packed batch that all layers share: positions, where to write, how to attend.
 
-    The packed order is the rows' order. Build one per forward.
+    The packed order is the rows' order. Build one per forward. Its indices are made with numpy: they are short, and
+    many little operations cost less there.
     """
 
     def __init__(self, rows: list[Row], cache: KVCache) -> None:
         device = cache.keys[0].device
         self._cache = cache
-        query_lengths = torch.tensor([row.query_length for row in rows])
-        starts = torch.tensor([row.context_length for row in rows])
-        first_token = query_lengths.cumsum(0) - query_lengths  # [rows]
-        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), query_lengths)  # [T]
-        within_row = torch.arange(len(row_of_token)) - first_token[row_of_token]
-        positions = starts[row_of_token] + within_row
+        query_lengths = np.array([row.query_length for row in rows])
+        first_token = query_lengths.cumsum() - query_lengths  # [rows]
+        first_position = np.array([row.context_length for row in rows]) - first_token
+        slots = np.array([row.slot for row in rows])
         self.capacity = cache.keys[0].shape[2]
-        self.num_tokens = len(row_of_token)
-        self.positions = positions.to(device)  # [T]
-        self.slot_of_token = torch.tensor([row.slot for row in rows])[row_of_token].to(device)  # [T]
-        self.last_token = (first_token + query_lengths - 1).to(device)  # [rows]
+        self.num_tokens = int(query_lengths.sum())
+        tokens = np.arange(self.num_tokens)
+        self.positions = torch.from_numpy(tokens + first_position.repeat(query_lengths)).to(device)  # [T]
+        self.slot_of_token = torch.from_numpy(slots.repeat(query_lengths)).to(device)  # [T]
+        self.last_token = torch.from_numpy(first_token + query_lengths - 1).to(device)  # [rows]
 
         self._segments = [
             _SegmentLayout(segment, rows, first_token, cache.keys[0].dtype, device) for segment in plan_segments(rows)
         ]
         offset = 0
-        source = torch.empty(self.num_tokens, dtype=torch.long)
+        source = np.empty_like(tokens)
         for segment_layout in self._segments:
             source[segment_layout.tokens] = segment_layout.padded_index + offset
             offset += segment_layout.num_padded
         # where each token's output lies in the segments' padded outputs laid end to end; None: already in order
-        in_order = offset == self.num_tokens and bool((source == torch.arange(self.num_tokens)).all())
-        self._source = None if in_order else source.to(device)
+        in_order = offset == self.num_tokens and np.array_equal(source, tokens)
+        self._source = None if in_order else torch.from_numpy(source).to(device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Writes the new keys and values to the cache and attends over it.
@@ -157,7 +159,7 @@ class _SegmentLayout:
     """One segment's slice of the cache, its gather index and its mask."""
 
     def __init__(
-        self, segment: Segment, rows: list[Row], first_token: Tensor, dtype: torch.dtype, device: torch.device
+        self, segment: Segment, rows: list[Row], first_token: NDArray[Any], dtype: torch.dtype, device: torch.device
     ) -> None:
         self._slots = slice(segment.first_slot, segment.first_slot + segment.num_slots)
         self._shape = (segment.num_slots, segment.query_length)
@@ -165,29 +167,29 @@ class _SegmentLayout:
         self.num_padded = segment.num_slots * segment.query_length
 
         members = [rows[index] for index in segment.rows]
-        slot_offset = torch.tensor([row.slot - segment.first_slot for row in members])
-        query_lengths = torch.tensor([row.query_length for row in members])
-        contexts = torch.tensor([row.context_length for row in members])
-        local = torch.arange(segment.query_length)  # [Q]
-        is_real = local[None] < query_lengths[:, None]  # [members, Q]
-        padded_index = slot_offset[:, None] * segment.query_length + local[None]
-        token_index = first_token[list(segment.rows)][:, None] + local[None]
+        slot_offset = np.array([row.slot - segment.first_slot for row in members])
+        query_lengths = np.array([row.query_length for row in members])
+        contexts = np.array([row.context_length for row in members])
+        local = np.arange(segment.query_length)  # [Q]
+        is_real = local < query_lengths[:, None]  # [members, Q]
+        padded_index = slot_offset[:, None] * segment.query_length + local
+        token_index = first_token[list(segment.rows)][:, None] + local
         self.padded_index = padded_index[is_real]  # [segment's tokens] -> padded place
         self.tokens = token_index[is_real]  # [segment's tokens] -> packed place
 
         # padded queries, and slots of nobody, repeat the first token: computed and dropped
-        gather = torch.full((self.num_padded,), int(self.tokens[0]))
+        gather = np.full(self.num_padded, self.tokens[0])
         gather[self.padded_index] = self.tokens
-        self._gather = (
-            None
-            if len(self.tokens) == self.num_padded and bool((gather.diff() == 1).all()) and int(gather[0]) == 0
-            else gather.to(device)
-        )
+        in_order = np.array_equal(gather, np.arange(self.num_padded))
+        self._gather = None if in_order else torch.from_numpy(gather).to(device)
 
-        last_visible = torch.zeros(segment.num_slots, segment.query_length, dtype=torch.long)  # pads see position 0
-        last_visible[slot_offset] = torch.where(is_real, contexts[:, None] + local[None], 0)
-        hidden = (torch.arange(segment.total_length) > last_visible[..., None]).to(device)  # [slots, Q, total]
-        self._mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+        last_visible = np.zeros(self._shape, dtype=np.int64)  # pads see position 0
+        last_visible[slot_offset] = np.where(is_real, contexts[:, None] + local, 0)
+        self._mask: Tensor | None = None  # [slots, Q, total]; None: everything is visible
+        if last_visible.min() < segment.total_length - 1:
+            visible = torch.from_numpy(last_visible).to(device).unsqueeze(-1)
+            hidden = torch.arange(segment.total_length, device=device) > visible
+            self._mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
         self._folded_mask: Tensor | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -214,9 +216,9 @@ class _SegmentLayout:
             .reshape(self.num_padded, kv_heads * groups, -1)
         )
 
-    def _mask_for(self, groups: int) -> Tensor:
+    def _mask_for(self, groups: int) -> Tensor | None:
         """`[slots, 1, Q * groups, total]`, made once per forward."""
-        if self._folded_mask is None:
+        if self._folded_mask is None and self._mask is not None:
             num_slots, query_length = self._shape
             mask = self._mask[:, :, None].expand(-1, -1, groups, -1)
             self._folded_mask = mask.reshape(num_slots, 1, query_length * groups, self._total_length)
