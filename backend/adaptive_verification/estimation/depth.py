@@ -7,7 +7,6 @@ costs, nothing of requests.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_verification.estimation.budget import best_slots
-
-ROWS_PER_EXPLORING_ROW = 8
-"""At most one row in so many (but one in any case) explores in a step."""
-LONGEST_INTERVAL_STEPS = 512
-"""However dear exploring is, some row does it once in so many steps."""
 
 
 def best_depth(
@@ -56,22 +50,3 @@ def best_depth(
     rates /= step_ms
     best_rates = rates.max(1, initial=0.0)  # [K], over the budget
     return int(np.concatenate([[certain / (verify_ms[0] + draft_ms[0])], best_rates]).argmax())
-
-
-def exploring_rows(step: int, num_rows: int, rows_per_step: float) -> tuple[int, ...]:
-    """Rows that explore in a step: they draft deeper than the plan and keep all their drafts.
-
-    Positions that the plan does not draft, or always trims, would otherwise never be labelled again. A function of the
-    step counter and of costs: nothing random, nothing of any token.
-
-    Args:
-        step: counts the steps.
-        rows_per_step: how many on average; where less than one, one row in every so many steps. 0: never.
-    """
-    if num_rows == 0 or rows_per_step <= 0:
-        return ()
-    if rows_per_step < 1:
-        interval = min(math.ceil(1 / rows_per_step), LONGEST_INTERVAL_STEPS)
-        return () if step % interval else (step // interval % num_rows,)
-    count = min(int(rows_per_step), max(1, num_rows // ROWS_PER_EXPLORING_ROW))
-    return tuple((step * count + i) % num_rows for i in range(count))

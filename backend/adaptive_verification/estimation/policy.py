@@ -6,7 +6,7 @@
     fixed_length  the first N drafts of each row
     threshold     a row's drafts until q_max falls below a threshold: the rule of Draft & Verify (looked up, q is 1)
 
-A policy sees one step's `Block`; of earlier ones it keeps nothing but `Adaptive` its last plan, for a few steps.
+A policy sees one step's `Block`; of earlier ones `Adaptive` keeps its last plan, and what it may explore.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from adaptive_verification.errors import SettingsError
 from adaptive_verification.estimation.budget import admit, best_budget
 from adaptive_verification.estimation.cost_model import CostModel
-from adaptive_verification.estimation.depth import best_depth, exploring_rows
+from adaptive_verification.estimation.depth import best_depth
+from adaptive_verification.estimation.exploration import Exploration
 from adaptive_verification.settings import EstimatorSettings
 
 COLD_FACTOR = 4
@@ -31,6 +32,12 @@ STEPS_BETWEEN_PLANS = 4
 few percent a step, and planning would be a seventh of the whole stage's time."""
 EXPLORED_BEYOND_PLAN = 2
 """Exploring rows draft so much deeper than the plan. Where that turns out to pay the plan follows, and they go on."""
+
+
+FEWEST_STEPS_PER_CATCH_UP = 32
+"""What rows that have not drafted for a while lack must be computed before they draft again. Drafting must pay for it
+within as many steps as tokens are lacking (what has lasted so long is expected to last as long again), at least these.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,9 @@ class Block:
     prompt_tokens: int
     """Those of them that no row decodes: all but one of each row that samples."""
     sampling_rows: int
+    backlog: NDArray[np.int64]
+    """`[rows]` int64, confirmed tokens that the drafting model has not computed; UNKNOWN_BACKLOG of rows that ask
+    for no drafts."""
     settled: bool
     """Whether every row is coupled: its tokens are a function of seed and target, no choice of drafts can bias them."""
 
@@ -131,6 +141,7 @@ class Adaptive:
         self._costs = costs
         self._deepest = deepest
         self._exploration_share = exploration_share
+        self._exploration = Exploration()
         self._planned_for: tuple[int, ...] = ()
         self._planned_depth = 0
 
@@ -144,8 +155,7 @@ class Adaptive:
         explored_depth = min(depth + EXPLORED_BEYOND_PLAN, self._deepest)
         next_limit = np.full_like(block.counts, self._as_limit(depth, block))
         explores = np.zeros_like(block.exploring)
-        rows_per_step = self._explorations_per_step(block, budget, depth, explored_depth)
-        rows = list(exploring_rows(block.step + 1, len(next_limit), rows_per_step))
+        rows = self._exploring_rows(block, budget, depth, explored_depth)
         next_limit[rows] = self._as_limit(explored_depth, block)
         explores[rows] = True
         return Decision(admitted, next_limit, explores, budget, depth)
@@ -161,16 +171,18 @@ class Adaptive:
         """The full depth is no limit at all, so a caller that would draft deeper still shows it."""
         return depth if depth < block.recent_survival.shape[1] else self._deepest
 
-    def _explorations_per_step(self, block: Block, budget: int, depth: int, explored_depth: int) -> float:
-        """Rows a step that cost the share of the planned time which exploration may take."""
+    def _exploring_rows(self, block: Block, budget: int, depth: int, explored_depth: int) -> list[int]:
+        costs, tokens = self._costs, block.base_tokens + budget
+        planned_ms = costs.verify_ms(tokens)
+        verify_ms = costs.verify_ms(tokens + explored_depth) - planned_ms
+
+        def row_ms(lacking_tokens: int) -> float:
+            deeper_ms = costs.draft_ms(1 + lacking_tokens, 1, explored_depth)[explored_depth]
+            return verify_ms + deeper_ms - costs.draft_ms(1, 1, depth)[depth]
+
+        planned_ms += costs.draft_ms(block.base_tokens, max(1, block.sampling_rows), depth)[depth]
         share = self._exploration_share * (COLD_FACTOR if block.cold else 1)
-        tokens = block.base_tokens + budget
-        without = self._costs.verify_ms(tokens)
-        one_row = self._costs.draft_ms(1, 1, explored_depth)
-        extra_ms = self._costs.verify_ms(tokens + explored_depth) - without + one_row[explored_depth] - one_row[depth]
-        rows = max(1, block.sampling_rows)
-        planned_ms = without + self._costs.draft_ms(block.base_tokens, rows, depth)[depth]
-        return share * planned_ms / max(extra_ms, 1e-9)
+        return self._exploration.rows(block.step + 1, block.backlog, planned_ms, share, row_ms)
 
     def _budget(self, block: Block) -> int:
         # the block's own scores say more, but where tokens are drawn they would bias what is drawn
@@ -219,6 +231,11 @@ class Adaptive:
         drafts = np.arange(sample * deepest + 1) * (rows / sample)
         verify_ms = self._verify_ms(block, base_tokens + others_tokens + drafts)
         draft_ms = self._costs.draft_ms(base_tokens, rows, deepest)
+        backlog = int(block.backlog[~looked_up].clip(0).sum())
+        if backlog and deepest:
+            catch_up_ms = self._costs.draft_ms(base_tokens + backlog, rows, 1)[1] - draft_ms[1]
+            steps = max(FEWEST_STEPS_PER_CATCH_UP, backlog / rows)
+            draft_ms = [draft_ms[0], *(ms + catch_up_ms / steps for ms in draft_ms[1:])]
         return best_depth(block.recent_survival, rows, verify_ms, draft_ms, others_expected)
 
 

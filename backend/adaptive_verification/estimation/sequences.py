@@ -32,6 +32,8 @@ class SequenceMemory:
         self.has_block = np.zeros(capacity, dtype=bool)
         self.confirmed_tokens = np.zeros(capacity, dtype=np.int64)
         """Confirmed tokens when the last block was drafted."""
+        self.modelled_tokens = np.zeros(capacity, dtype=np.int64)
+        """Confirmed tokens when a model last drafted: so many it has computed; 0: it never did."""
         self.admitted = np.zeros(capacity, dtype=np.int64)
         """Drafts of the last block that await their labels."""
         self.match_length = np.zeros(capacity, dtype=np.int64)
@@ -85,6 +87,7 @@ class SequenceMemory:
                 fresh.append(slot)
         if fresh:
             self.has_block[fresh] = False
+            self.modelled_tokens[fresh] = 0
             self.admitted[fresh] = 0
             self.exploring[fresh] = False
             self.residual_sum[fresh] = 0.0

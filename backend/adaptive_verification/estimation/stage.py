@@ -37,6 +37,7 @@ from adaptive_verification.estimation.cost_model import CostCurve, CostModel, re
 from adaptive_verification.estimation.draft_counts import ACCEPTED, ADMITTED, DRAFTED, DraftCounts
 from adaptive_verification.estimation.evidence import history_feature, history_increments
 from adaptive_verification.estimation.expectation import Expectation
+from adaptive_verification.estimation.exploration import UNKNOWN_BACKLOG
 from adaptive_verification.estimation.features import DRAFT_FEATURES, clean, serving_feature
 from adaptive_verification.estimation.first_guess import FirstGuess, by_position
 from adaptive_verification.estimation.lookup_rates import LookupRates
@@ -310,8 +311,9 @@ class EstimatorStage:
             memory.draft_features[slots, :depth] = draft_features.numpy()
         memory.prediction[slots, :depth] = prediction
         memory.history[slots] = history
-        modelled = ~looked_up
-        memory.survival[slots[modelled]] = whole_survival[modelled]
+        memory.survival[slots[~looked_up]] = whole_survival[~looked_up]
+        modelled = (counts > 0) & ~looked_up
+        memory.modelled_tokens[slots[modelled]] = confirmed_tokens[modelled]
         return Block(
             counts=counts,
             log_odds=log_odds,
@@ -323,6 +325,7 @@ class EstimatorStage:
             base_tokens=base_tokens,
             prompt_tokens=base_tokens - sampling_rows,
             sampling_rows=sampling_rows,
+            backlog=np.where(asked <= 0, UNKNOWN_BACKLOG, confirmed_tokens - memory.modelled_tokens[slots]),
             settled=bool(((request.acceptance.numpy() == COUPLED) | (request.draft_limit.numpy() == FILL_ONLY)).all()),
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],
             step=self.steps,

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from adaptive_verification.estimation.budget import survival
-from adaptive_verification.estimation.depth import best_depth, exploring_rows
+from adaptive_verification.estimation.depth import best_depth
 
 
 def _best_by_trying(survivals: NDArray[Any], rows: int, verify_ms: NDArray[np.float64], draft_ms: list[float]) -> int:
@@ -48,22 +48,3 @@ def test_blocks_that_differ_are_worth_drafting_where_equal_ones_of_the_same_mean
     dear = 20.0 + 2.0 * np.arange(9)
     assert best_depth(equal, 8, dear, draft_ms) == 0
     assert best_depth(spread, 8, dear, draft_ms) == 1
-
-
-def test_all_rows_explore_in_turn_and_few_at_a_time() -> None:
-    num_rows = 20
-    explored = [exploring_rows(step, num_rows, 5.0) for step in range(200)]
-    assert {len(rows) for rows in explored} == {2}  # an eighth of the rows, whatever may be spent
-    assert {row for rows in explored for row in rows} == set(range(num_rows))
-    assert explored == [exploring_rows(step, num_rows, 5.0) for step in range(200)]
-
-
-@pytest.mark.parametrize(("rows_per_step", "explorations"), [(1 / 32, 40), (0.3, 320), (1.9, 1280), (1e-9, 3), (0, 0)])
-def test_rows_explore_as_often_as_may_be_spent(rows_per_step: float, explorations: int) -> None:
-    explored = [exploring_rows(step, 3, rows_per_step) for step in range(1280)]
-    assert sum(map(len, explored)) == explorations
-    assert len({row for rows in explored for row in rows}) == min(3, explorations)
-
-
-def test_no_rows_never_explore() -> None:
-    assert exploring_rows(0, 0, 0.5) == ()

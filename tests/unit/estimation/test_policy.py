@@ -11,6 +11,7 @@ from tests.unit.estimation.chain import CURVES
 from adaptive_verification.errors import SettingsError
 from adaptive_verification.estimation.budget import admit, best_budget, survival
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve, CostModel
+from adaptive_verification.estimation.exploration import NEAR_TOKENS, UNKNOWN_BACKLOG
 from adaptive_verification.estimation.policy import (
     COLD_FACTOR,
     EXPLORED_BEYOND_PLAN,
@@ -35,6 +36,7 @@ def _block(**changes: Any) -> Block:
         "base_tokens": 3,
         "prompt_tokens": 0,
         "sampling_rows": 3,
+        "backlog": np.zeros(3, dtype=np.int64),
         "settled": False,
         "recent_survival": survival(np.full((64, 7), 0.7, dtype=np.float32)),
         "step": 0,
@@ -144,6 +146,34 @@ def test_a_plan_of_no_drafts_still_lets_a_few_rows_explore_at_times_a_little_dee
     assert set(np.unique(limits)) == {0, EXPLORED_BEYOND_PLAN}
     assert ((limits > 0) == np.array([decision.explores_next for decision in decisions])).all()
     assert (limits > 0).any(0).all()
+
+
+def test_the_row_whose_model_lacks_the_fewest_tokens_explores_and_what_it_lacks_is_its_cost() -> None:
+    hopeless = {"recent_survival": np.zeros((64, 7), np.float32), "expected_survival": np.zeros((3, 16), np.float32)}
+
+    def explorations(backlog: list[int]) -> list[int]:
+        policy = make_policy(EstimatorSettings.model_validate({}), CostModel(CURVES))
+        blocks = (_block(**hopeless, backlog=np.array(backlog), step=step) for step in range(2000))
+        counts: list[int] = np.sum([policy.decide(block).explores_next for block in blocks], axis=0).tolist()
+        return counts
+
+    first, second, third = explorations([NEAR_TOKENS, 0, 5])
+    assert min(first, second, third) > 0
+    first, second, third = explorations([300, 200, UNKNOWN_BACKLOG])
+    assert first == third == 0 < second < sum(explorations([0, 0, 0]))
+    assert explorations([UNKNOWN_BACKLOG] * 3) == [0, 0, 0]
+
+
+def test_rows_that_must_catch_up_first_are_planned_to_draft_only_if_that_pays() -> None:
+    middling = survival(np.full((64, 7), 0.5, dtype=np.float32))
+    curves = {**CURVES, DRAFT_PREFILL: CostCurve((1, 3, 100), (1.0, 1.1, 1000.0))}
+
+    def depth(lacking_tokens: int) -> int:
+        policy = make_policy(EstimatorSettings.model_validate({}), CostModel(curves))
+        return policy.decide(_block(recent_survival=middling, backlog=np.full(3, lacking_tokens))).depth
+
+    assert depth(UNKNOWN_BACKLOG) == depth(0) > 0
+    assert depth(1) > 0 == depth(100) == depth(1000)
 
 
 @pytest.mark.parametrize("share", [0.003, 0.02, 0.1])

@@ -16,6 +16,7 @@ from adaptive_verification.contract import FILL_ONLY, NO_LABEL, STATUS_NOT_CACHE
 from adaptive_verification.errors import ContractError, SettingsError
 from adaptive_verification.estimation.cost_model import CostCurve, CostModel, publish_curves
 from adaptive_verification.estimation.draft_counts import ACCEPTED, ADMITTED, DRAFTED
+from adaptive_verification.estimation.exploration import UNKNOWN_BACKLOG
 from adaptive_verification.estimation.policy import Block, Decision
 from adaptive_verification.estimation.stage import EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
@@ -258,7 +259,7 @@ def test_drafts_that_never_pay_are_given_up_and_taken_up_again_when_they_do() ->
     hopeless = drafted_per_step(320)
     assert 0 < hopeless < 0.3  # only the exploration
     chain.mean_log_odds = 3.0
-    drafted_per_step(600)
+    drafted_per_step(1200)  # the rows have gone on for long without drafting, and all of that must be computed first
     assert drafted_per_step(100) > 32
 
 
@@ -475,3 +476,22 @@ def test_prompt_tokens_are_all_that_no_row_decodes(monkeypatch: pytest.MonkeyPat
     request = make_request([1, 2, 3], [20, 7, 30], limits=[FILL_ONLY, 2, 2], token_count=[20, 7, 1])
     stage.step(request, make_draft([[], [0.0, 0.0], [0.0, 0.0]]))
     assert (blocks[0].base_tokens, blocks[0].prompt_tokens) == (28, 26)
+
+
+def test_a_rows_backlog_is_what_was_confirmed_since_a_model_drafted_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = _stage(CURVES)
+    backlogs: list[list[int]] = []
+    decide = stage._policy.decide
+
+    def seen(block: Block) -> Decision:
+        backlogs.append(block.backlog.tolist())
+        return decide(block)
+
+    monkeypatch.setattr(stage._policy, "decide", seen)
+    ids, limits = [1, 2, 3, 4], [7, 7, 7, 0]
+    stage.step(
+        make_request(ids, [10] * 4, limits=limits), make_draft([[0.0], [], [0.0], []], match_length=[0, 0, 4, 0])
+    )
+    stage.step(make_request(ids, [12] * 4, limits=limits), make_draft([[], [0.0], [], []]))
+    # drafted at 10, now at 12; never drafted but now; only ever looked up; asks for none
+    assert backlogs == [[0, 10, 10, UNKNOWN_BACKLOG], [2, 0, 12, UNKNOWN_BACKLOG]]
