@@ -2,7 +2,8 @@
 
 The order and meaning are those of Hugging Face and vLLM: top-k keeps the k most likely tokens, top-p then the
 smallest set of those whose renormalized mass reaches p (at least one token). Temperature 0 is top-k 1. The nucleus
-is exact without sorting the vocabulary: the largest few are taken, and more only for rows whose mass they do not reach.
+is exact without sorting the vocabulary: the largest few are taken, and only rows whose mass they do not reach are
+looked at as a whole (`nucleus`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adaptive_verification.ragged import select
 from adaptive_verification.sampling.largest import first_largest, largest
+from adaptive_verification.sampling.nucleus import nucleus
 
 NARROW_WIDTH = 128
-_WIDENING = 8
 
 
 class Candidates(NamedTuple):
@@ -40,11 +42,6 @@ class Candidates(NamedTuple):
         """`[rows, vocab_size]`."""
         nothing = self.probs.new_zeros(len(self.ids), vocab_size)
         return nothing.scatter_add_(-1, self.ids, self.probs)  # places without probability may all name the same id
-
-    def support(self, vocab_size: int) -> Tensor:
-        """Which tokens have a probability, `[rows, vocab_size]` bool."""
-        nothing = torch.zeros(len(self.ids), vocab_size, dtype=torch.uint8, device=self.ids.device)
-        return nothing.scatter_add_(-1, self.ids, (self.probs > 0).to(torch.uint8)).to(torch.bool)
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -79,51 +76,46 @@ class Truncation:
 
     def narrow(self) -> tuple[Candidates, Tensor]:
         """The candidates of rows with at most `NARROW_WIDTH` of them, and which rows have more: `[rows]` bool."""
-        everything = torch.arange(len(self._scaled), device=self._scaled.device)
-        ids, probs, has_more = self._largest(everything, min(self._widest, NARROW_WIDTH))
-        return _normalized(ids, probs), has_more
-
-    def wide(self, rows: Tensor) -> Candidates:
-        """All candidates of these rows, which have more than `NARROW_WIDTH`."""
-        width = min(self._widest, NARROW_WIDTH * _WIDENING)
-        ids, probs, has_more = self._largest(rows, width)
-        while bool(has_more.any()):
-            previous, width = width, min(self._widest, width * _WIDENING)
-            ids, probs = F.pad(ids, (0, width - previous)), F.pad(probs, (0, width - previous))
-            short = has_more.nonzero().squeeze(-1)
-            ids[short], probs[short], has_more[short] = self._largest(rows[short], width)
-        return _normalized(ids, probs)
-
-    def _largest(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The `width` most likely ids of rows, the probabilities of those that are kept (0 for the others), and whether
-        a row keeps more."""
-        whole = len(rows) == len(self._scaled)
-        scaled, limit, top_p = (self._scaled if whole else self._scaled[rows]), self._limit[rows], self._top_p[rows]
+        scaled, limit, width = self._scaled, self._limit, min(self._widest, NARROW_WIDTH)
         if width == 1:
             ids = first_largest(scaled).unsqueeze(-1)
             values = scaled.gather(-1, ids)
         else:
             values, ids = largest(scaled, width)
-        log_total = None if self.log_total is None else self.log_total[rows]
-        probs = _keep(values, log_total, limit, top_p)
-        if width >= self._widest:
-            return ids, probs, torch.zeros_like(limit, dtype=torch.bool)
+        probs = _keep(values, self.log_total, limit, self._top_p)
         # rows whose k or whose mass reaches beyond the width
-        is_short = self._has_top_k[rows] | (probs.sum(-1) < top_p.clamp(max=1 - 1e-9))
-        return ids, probs, (limit > width) & is_short
+        is_short = self._has_top_k | (probs.sum(-1) < self._top_p.clamp(max=1 - 1e-9))
+        return _normalized(ids, probs), (limit > width) & is_short
+
+    def wide(self, rows: Tensor) -> Tensor:
+        """What is left of these rows, whole: `scaled`'s values `[len(rows), vocab]`, -inf outside the support."""
+        scaled, limit, top_p = self._scaled[rows], self._limit[rows], self._top_p[rows]
+        with_k = (limit < scaled.shape[-1]).nonzero().squeeze(-1)
+        if with_k.numel():
+            values, ids = largest(scaled[with_k], int(limit[with_k].max()))
+            values = values.masked_fill(
+                torch.arange(values.shape[-1], device=values.device) >= limit[with_k, None], -torch.inf
+            )
+            scaled[with_k] = torch.full_like(scaled[with_k], -torch.inf).scatter_(-1, ids, values)
+        with_p = (top_p < 1).nonzero().squeeze(-1)
+        if with_p.numel():
+            there = select(scaled, with_p)
+            scaled[with_p] = there.masked_fill(~nucleus(there, there.exp(), top_p[with_p]), -torch.inf)
+        return scaled
 
 
 def truncate(scaled: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Candidates:
     """The truncated, renormalized distributions of rows, all as candidates. Arguments as in `Truncation`."""
     truncation = Truncation(scaled, temperature, top_k, top_p)
     kept, has_more = truncation.narrow()
-    if not bool(has_more.any()):
-        return kept
     rows = has_more.nonzero().squeeze(-1)
-    wide = truncation.wide(rows)
-    padding = (0, wide.ids.shape[-1] - kept.ids.shape[-1])
+    if rows.numel() == 0:
+        return kept
+    whole = truncation.wide(rows)
+    values, wide_ids = largest(whole, int((whole > -torch.inf).sum(-1).max()))
+    padding = (0, values.shape[-1] - kept.ids.shape[-1])
     ids, probs = F.pad(kept.ids, padding), F.pad(kept.probs, padding)
-    ids[rows], probs[rows] = wide.ids, wide.probs
+    ids[rows], probs[rows] = wide_ids, values.to(torch.float64).softmax(-1)
     return Candidates(ids, probs)
 
 

@@ -61,8 +61,7 @@ class TargetDistribution:
         if rest.numel():
             self._sparse.append((at[rest], Candidates(narrow.ids[rest], narrow.probs[rest])))
         if wide.numel():
-            is_kept = truncation.wide(wide).support(logits.shape[-1])
-            self._dense.append((at[wide], _Dense(scaled[wide].masked_fill_(~is_kept, -torch.inf))))
+            self._dense.append((at[wide], _Dense(truncation.wide(wide))))
 
     def _note_log_normalizers(self, at: Tensor, temperature: Tensor, scaled: Tensor, log_total: Tensor) -> None:
         """At temperature 1 a logit and what became of it tell the distribution's normalizer."""
