@@ -30,6 +30,7 @@ from adaptive_verification.forward.loading import model_options
 from adaptive_verification.forward.ragged_attention import Row
 from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.settings import ModelSettings
+from perf.as_served import restart_as_served
 from perf.provenance import publish
 
 SHAPES = ("1x1x100", "1x2x100", "1x4x100", "1x8x100", "8x1x100", "8x4x100", "64x1x115", "64x1x300", "64x4x300",
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     arguments = parser.parse_args()
 
+    restart_as_served()
     target = resolve_model(arguments.target)
     models = {way: load(target, way) for way in WAYS}
     first = models[WAYS[0]]
