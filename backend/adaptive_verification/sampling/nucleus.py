@@ -24,7 +24,8 @@ def nucleus(scaled: Tensor, weights: Tensor, top_p: Tensor) -> Tensor:
         weights: their exponentials.
         top_p: `[rows]` float64 in (0, 1).
     """
-    bins = (scaled * -_BINS_PER_NAT).clamp_(max=_BINS - 1).to(torch.int64)  # [rows, vocab], the most likely in 0
+    # [rows, vocab], the most likely tokens in 0, and what is no number in the last
+    bins = (scaled * -_BINS_PER_NAT).nan_to_num_(nan=_BINS - 1).clamp_(0, _BINS - 1).to(torch.int64)
     mass = weights.new_zeros(len(scaled), _BINS).scatter_add_(-1, bins, weights).to(torch.float64)
     reached = mass.cumsum(-1)  # [rows, bins]
     wanted = (top_p * reached[:, -1]).unsqueeze(-1)

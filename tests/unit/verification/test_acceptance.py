@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -90,3 +91,15 @@ def test_a_wide_support_is_the_truncations(settings: dict[str, Any]) -> None:
         got = target.probability_of(torch.arange(2), torch.full((2,), token))
         assert torch.allclose(got, expected[:, token], rtol=1e-4, atol=1e-9)
         assert ((got > 0) == (expected[:, token] > 0)).all()
+
+
+@pytest.mark.parametrize("top_k", [0, 3, 500])
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+def test_a_row_of_broken_logits_disturbs_no_other(top_k: int, top_p: float) -> None:
+    logits, block = _block()
+    block = dataclasses.replace(block, top_k=torch.full_like(block.top_k, top_k), top_p=torch.full((ROWS,), top_p))
+    expected = accept(logits, block).output_tokens
+    counts = (block.admitted + 1).tolist()
+    broken = logits.clone()
+    broken[: counts[0]] = torch.nan
+    assert torch.equal(accept(broken, block).output_tokens[counts[0] :], expected[counts[0] :])
