@@ -22,10 +22,7 @@ from torch import Tensor
 
 from adaptive_verification.contract.costs import DraftCost, StepCost
 from adaptive_verification.contract.messages import (
-    COUPLED,
-    FILL_ONLY,
     NO_LABEL,
-    STATUS_OK,
     Draft,
     Estimate,
     StepRequest,
@@ -46,6 +43,7 @@ from adaptive_verification.estimation.policy import Block, make_policy
 from adaptive_verification.estimation.recording import Recorder
 from adaptive_verification.estimation.sequences import SequenceMemory
 from adaptive_verification.estimation.state import StateFile
+from adaptive_verification.estimation.step_rows import StepRows, labels
 from adaptive_verification.settings import LOOKUP, EstimatorSettings
 
 logger = logging.getLogger(__name__)
@@ -143,25 +141,24 @@ class EstimatorStage:
         slots, fresh_slots = self._memory.slots(request.sequence_id.tolist())
         if fresh_slots:
             self._memory.survival[fresh_slots] = self._expectation.mean_survival
-        confirmed_tokens = np.add(request.context_length.numpy(), request.token_count.numpy(), dtype=np.int64)
+        rows = StepRows.of(request, draft, slots, self.settings.max_draft_tokens)
         if self.trusts(request):
             if self.steps % STEPS_BETWEEN_DIRECTORY_READS == 0:
                 self._look_at_directory()
-            self._fold_labels(request, slots, confirmed_tokens)
+            self._fold_labels(request, rows)
             self._observe_costs(request.previous_cost, draft.draft_cost, started)
 
-        match_length = np.multiply(draft.draft_match_length.numpy(), draft.drafted_count.numpy() > 0, dtype=np.int64)
-        block = self._score(request, draft, slots, confirmed_tokens, match_length)
+        block = self._score(draft, rows)
         decision = self._policy.decide(block)
 
         admitted = decision.admitted
         self._memory.has_block[slots] = True
-        self._memory.confirmed_tokens[slots] = confirmed_tokens
+        self._memory.confirmed_tokens[slots] = rows.confirmed_tokens
         self._memory.admitted[slots] = admitted
-        self._memory.match_length[slots] = match_length
+        self._memory.match_length[slots] = rows.match_length
         self._memory.exploring[slots] = decision.explores_next
-        self.counts.add(DRAFTED, block.counts, block.looked_up)
-        self.counts.add(ADMITTED, admitted, block.looked_up)
+        self.counts.add(DRAFTED, rows.counts, rows.looked_up)
+        self.counts.add(ADMITTED, admitted, rows.looked_up)
         self.last_budget, self.last_depth = decision.budget, decision.depth
         self.steps += 1
         self._last_start = started
@@ -191,22 +188,22 @@ class EstimatorStage:
             self.costs.measured(read_curves(self.settings.state_directory))
             self._recorder.look(self.fit)
 
-    def _fold_labels(self, request: StepRequest, slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]) -> None:
+    def _fold_labels(self, request: StepRequest, step_rows: StepRows) -> None:
         """Grades the drafts that were admitted in the sequences' last steps.
 
         A label counts only where the sequence has grown by exactly what it claims: its accepted drafts and one token.
         A step that is sent again has not grown since, so its labels, already counted, do not count again.
         """
-        memory = self._memory
+        memory, slots = self._memory, step_rows.slots
         accepted_count, admitted = request.previous_accepted.numpy(), memory.admitted[slots]
-        grown = confirmed_tokens - memory.confirmed_tokens[slots]
+        grown = step_rows.confirmed_tokens - memory.confirmed_tokens[slots]
         (rows,) = (
             (accepted_count >= 0) & (accepted_count <= admitted) & (admitted > 0) & (grown == accepted_count + 1)
         ).nonzero()
         accepted_count, match_length = accepted_count[rows], memory.match_length[slots[rows]]
         looked_up = match_length > 0
         self.counts.add(ACCEPTED, accepted_count, looked_up)
-        accepted, labelled = _labels(accepted_count, admitted[rows])
+        accepted, labelled = labels(accepted_count, admitted[rows])
         self.lookup_rates.fold(match_length[looked_up], accepted[looked_up], labelled[looked_up])
         if looked_up.any():
             rows, accepted, labelled = rows[~looked_up], accepted[~looked_up], labelled[~looked_up]
@@ -261,34 +258,19 @@ class EstimatorStage:
             in_stages = self._last_estimate_ms + previous.verify_ms + drafting.prefill_ms + drafting.extend_ms
             self.costs.observe_other(max(0.0, (now - self._last_start) * 1e3 - in_stages))
 
-    def _score(
-        self,
-        request: StepRequest,
-        draft: Draft,
-        slots: NDArray[np.int64],
-        confirmed_tokens: NDArray[np.int64],
-        match_length: NDArray[np.int64],
-    ) -> Block:
+    def _score(self, draft: Draft, rows: StepRows) -> Block:
         """This step's predictions, beside all that was known before; remembers them for the next step.
 
         Whether a row was looked up, with which match and how many drafts, follows from its confirmed tokens. So that
         row's own survival and count were known before its block, and are what it is expected to have.
         """
-        memory, deepest = self._memory, self.settings.max_draft_tokens
-        served = draft.draft_status.numpy() == STATUS_OK
-        asked = np.where(served, request.draft_limit.numpy(), FILL_ONLY)
-        drafted = draft.drafted_count.numpy().astype(np.int64)
-        counts = np.minimum(drafted, deepest)
-        looked_up = match_length > 0
-        limits = np.minimum(asked, request.model_draft_limit.numpy()).clip(0, deepest).astype(np.int64)
-        limits = np.where(looked_up, counts, limits)
-        depth = int(max(counts.max(initial=0), limits.max(initial=0)))
-        self._deepest_asked = max(self._deepest_asked, min(int(asked.max(initial=0)), deepest))
-        base_tokens = int(self._uncached_tokens(request.token_count.numpy(), slots, confirmed_tokens)[served].sum())
-        sampling_rows = np.count_nonzero(asked != FILL_ONLY)
+        memory, slots, looked_up, depth = self._memory, rows.slots, rows.looked_up, rows.depth
+        deepest_asked = min(int(rows.asked.max(initial=0)), self.settings.max_draft_tokens)
+        self._deepest_asked = max(self._deepest_asked, deepest_asked)
+        base_tokens = int(self._uncached_tokens(rows)[rows.served].sum())
 
-        log_odds = clean(_padded(draft.draft_log_odds.numpy(), drafted, depth))  # [rows, k]
-        draft_features = self._draft_features(draft, drafted, depth)
+        log_odds = clean(rows.padded(draft.draft_log_odds.numpy(), depth))  # [rows, k]
+        draft_features = self._draft_features(draft, rows, depth)
         feature = self._feature(torch.from_numpy(log_odds), draft_features).numpy()
         history = history_feature(memory.residual_sum[slots], memory.information_sum[slots])
         design = self._design(feature, history)
@@ -296,8 +278,8 @@ class EstimatorStage:
         prediction = predict(torch.from_numpy(design)).numpy()
         any_looked_up = looked_up.any()
         if any_looked_up:
-            prediction[looked_up] = self.lookup_rates.predict(match_length[looked_up], depth)
-        is_drafted = np.arange(depth) < counts[:, None]
+            prediction[looked_up] = self.lookup_rates.predict(rows.match_length[looked_up], depth)
+        is_drafted = np.arange(depth) < rows.counts[:, None]
         whole_survival = survival(self._expectation.whole_block(prediction, is_drafted))
         expected_survival = memory.survival[slots]
         if any_looked_up:
@@ -312,41 +294,40 @@ class EstimatorStage:
         memory.prediction[slots, :depth] = prediction
         memory.history[slots] = history
         memory.survival[slots[~looked_up]] = whole_survival[~looked_up]
-        modelled = (counts > 0) & ~looked_up
-        memory.modelled_tokens[slots[modelled]] = confirmed_tokens[modelled]
+        modelled = (rows.counts > 0) & ~looked_up
+        memory.modelled_tokens[slots[modelled]] = rows.confirmed_tokens[modelled]
+        backlog = rows.confirmed_tokens - memory.modelled_tokens[slots]
         return Block(
-            counts=counts,
+            counts=rows.counts,
             log_odds=log_odds,
             survival=whole_survival[:, :depth],
             looked_up=looked_up,
-            limits=limits,
+            limits=rows.limits,
             expected_survival=expected_survival,
             exploring=memory.exploring[slots],
             base_tokens=base_tokens,
-            prompt_tokens=base_tokens - sampling_rows,
-            sampling_rows=sampling_rows,
-            backlog=np.where(asked <= 0, UNKNOWN_BACKLOG, confirmed_tokens - memory.modelled_tokens[slots]),
-            settled=bool(((request.acceptance.numpy() == COUPLED) | (request.draft_limit.numpy() == FILL_ONLY)).all()),
+            prompt_tokens=base_tokens - rows.num_sampling,
+            sampling_rows=rows.num_sampling,
+            backlog=np.where(rows.asked <= 0, UNKNOWN_BACKLOG, backlog),
+            settled=rows.settled,
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],
             step=self.steps,
             cold=self.is_fitted and self.fit.refits < self._refits_until_warm,
         )
 
-    def _draft_features(self, draft: Draft, drafted: NDArray[np.int64], depth: int) -> Tensor | None:
+    def _draft_features(self, draft: Draft, rows: StepRows, depth: int) -> Tensor | None:
         """`[rows, k, 3]`, clean; None where the drafter sends none."""
         if draft.draft_features.numel() == 0 and self._feature.source is None:
             return None
         sent = draft.draft_features.numpy().reshape(-1, len(DRAFT_FEATURES))
-        return torch.from_numpy(clean(_padded(sent, drafted, depth)))
+        return torch.from_numpy(clean(rows.padded(sent, depth)))
 
-    def _uncached_tokens(
-        self, token_count: NDArray[np.int32], slots: NDArray[np.int64], confirmed_tokens: NDArray[np.int64]
-    ) -> NDArray[np.int32]:
+    def _uncached_tokens(self, rows: StepRows) -> NDArray[np.int32]:
         """Tokens of each row that the target must compute beside the drafts: one for a row that goes on decoding."""
-        memory = self._memory
-        grown = confirmed_tokens - memory.confirmed_tokens[slots]
+        memory, slots = self._memory, rows.slots
+        grown = rows.confirmed_tokens - memory.confirmed_tokens[slots]
         decoding = memory.has_block[slots] & (grown >= 0) & (grown <= memory.admitted[slots] + 1)
-        return np.where(decoding, 1, token_count)
+        return np.where(decoding, 1, rows.new_tokens)
 
     def _design(self, feature: NDArray[np.float32], history: NDArray[np.float32]) -> NDArray[np.float32]:
         """`[rows, k, m]` for the fit, from the draft's feature `[rows, k]` and the sequence's history `[rows]`."""
@@ -407,24 +388,6 @@ class EstimatorStage:
 def _initial(guess: FirstGuess, num_positions: int) -> dict[str, Any]:
     """`OnlineFit`'s arguments."""
     return {"initial_slope": guess.slope, "initial_intercept": by_position(guess.intercepts, num_positions)}
-
-
-def _labels(
-    accepted_count: NDArray[np.int32], admitted: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Of rows' admitted drafts `[rows, k]`: which the target accepted, and which it decided; 0 or 1."""
-    position = np.arange(admitted.max(initial=0))
-    accepted = position < accepted_count[:, None]
-    labelled = position < np.minimum(accepted_count + 1, admitted)[:, None]
-    return accepted.astype(np.float32), labelled.astype(np.float32)
-
-
-def _padded(values: NDArray[np.float32], counts: NDArray[np.int64], depth: int) -> NDArray[np.float32]:
-    """Ragged `[drafts, ...]` as `[rows, depth, ...]`; what a row has beyond is cut, what it lacks is arbitrary."""
-    if values.size == 0:
-        return np.zeros((counts.size, depth, *values.shape[1:]), dtype=np.float32)
-    index = (counts.cumsum() - counts)[:, None] + np.arange(depth)
-    return values[index.clip(max=len(values) - 1)]
 
 
 def _unfitted(design: Tensor) -> Tensor:
