@@ -27,7 +27,7 @@ def survival(acceptance: NDArray[Any]) -> NDArray[Any]:
 
     Factors are at most 1, so rounding cannot make it rise along a row.
     """
-    return acceptance.clip(0.0, 1.0).cumprod(1)
+    return np.minimum(np.maximum(acceptance, 0.0), 1.0).cumprod(1)
 
 
 def best_slots(survivals: NDArray[Any], counts: NDArray[Any] | None) -> NDArray[np.intp]:

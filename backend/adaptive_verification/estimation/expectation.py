@@ -55,14 +55,14 @@ class Expectation:
     ) -> None:
         """Counts one step's predictions `[rows, k]` where drafted (the first so many of a row), and their whole blocks'
         survivals `[rows, K]`."""
-        depth = np.count_nonzero(drafted.any(0))
+        drafts = drafted.sum(0)
+        depth = np.count_nonzero(drafts)
         if depth == 0:
             return
-        drafted = drafted[:, :depth]
         sums = self._sums[:, :depth]
         sums *= np.float32(_KEEP_PER_STEP)
-        sums[0] += (acceptance[:, :depth] * drafted).sum(0)
-        sums[1] += drafted.sum(0)
+        sums[0] += (acceptance * drafted).sum(0)[:depth]
+        sums[1] += drafts[:depth]
         (blocks,) = drafted[:, 0].nonzero()
         newest = self._oldest + np.arange(min(SAMPLE_SIZE, blocks.size))
         self.recent_survival[newest % SAMPLE_SIZE] = whole_survival[blocks[newest % blocks.size]]  # rows take turns

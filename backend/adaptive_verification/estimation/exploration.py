@@ -48,14 +48,19 @@ class Exploration:
         """
         if share <= 0:
             return []
+        self._saved_ms += share * planned_ms
+        self._steps_without += 1
+        further_ms = row_ms(0)
+        if self._saved_ms < further_ms and self._steps_without < MOST_STEPS_BETWEEN:
+            self._is_under_way = False
+            return []
         near, lacking_tokens = _nearest(backlog)
         if len(near) == 0:
             return []
-        first_ms, further_ms = row_ms(lacking_tokens), row_ms(0)
+        first_ms = row_ms(lacking_tokens)
         burst_ms = first_ms + (BURST_STEPS - 1) * further_ms
         most_rows = max(1, len(near) // ROWS_PER_EXPLORING_ROW)
-        self._saved_ms = min(self._saved_ms + share * planned_ms, max(burst_ms, most_rows * first_ms))
-        self._steps_without += 1
+        self._saved_ms = min(self._saved_ms, max(burst_ms, most_rows * first_ms))
         needed_ms = first_ms if self._is_under_way else burst_ms
         self._is_under_way = self._saved_ms >= needed_ms or self._steps_without >= MOST_STEPS_BETWEEN
         if not self._is_under_way:

@@ -66,7 +66,7 @@ def draft_features(logits: Tensor, drawn: Tensor) -> Tensor:
 
 def clean(measured: NDArray[np.float32]) -> NDArray[np.float32]:
     """What a drafter sends, clamped; NaN becomes 0, which of log-odds says nothing either way."""
-    clamped = measured.clip(-MAX_LOG_ODDS, MAX_LOG_ODDS)
+    clamped = np.minimum(np.maximum(measured, -MAX_LOG_ODDS), MAX_LOG_ODDS)
     clamped[np.isnan(clamped)] = 0.0
     return clamped
 

@@ -83,7 +83,7 @@ class OnlineFit:
         Of fewer features, the first ones, the others count as 0.
         """
         _, depth, num_features = features.shape
-        return torch.sigmoid(features @ self.shared[:num_features] + self.intercepts[:depth])
+        return (features @ self.shared[:num_features]).add_(self.intercepts[:depth]).sigmoid_()
 
     def fold(self, features: Tensor, accepted: Tensor, labelled: Tensor) -> bool:
         """Adds one step's labels, and refits where that is due. The tensors may be kept for some steps.

@@ -50,7 +50,8 @@ class StepRows:
         counts = np.minimum(drafted, deepest)
         match_length = np.multiply(draft.draft_match_length.numpy(), drafted > 0, dtype=np.int64)
         looked_up = match_length > 0
-        limits = np.minimum(asked, request.model_draft_limit.numpy()).clip(0, deepest).astype(np.int64)
+        limits = np.minimum(asked, request.model_draft_limit.numpy())
+        limits = np.maximum(np.minimum(limits, deepest), 0, dtype=np.int64)
         return cls(
             slots=slots,
             confirmed_tokens=np.add(request.context_length.numpy(), new_tokens, dtype=np.int64),
