@@ -74,7 +74,7 @@ def best_budget(survivals: NDArray[Any], counts: NDArray[Any], sampling_rows: in
         sampling_rows: rows that get a token in any case.
         step_ms: `[1 + sum of counts]`, cost of the whole step that verifies 0, 1, 2, ... drafts.
     """
-    tokens = np.empty(len(step_ms))
-    tokens[0] = 0.0
-    np.cumsum(survivals.T.ravel()[best_slots(survivals, counts)], out=tokens[1:])
+    exists = np.arange(survivals.shape[1]) < counts[:, None]
+    tokens = np.zeros(len(step_ms))
+    np.cumsum(np.sort(survivals[exists])[::-1], out=tokens[1:])  # which of equal ones comes first is no matter here
     return int(((tokens + sampling_rows) / step_ms).argmax())
