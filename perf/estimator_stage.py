@@ -3,14 +3,14 @@
     python perf/estimator_stage.py
 
 One thread. Every size is timed in turn, round after round, so that a slow spell of the machine falls on all of them;
-the table has medians over the rounds. Prints Markdown.
+the table has medians over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -19,11 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from adaptive_verification.contract import Draft, DraftCost, StepCost, StepRequest
 from adaptive_verification.contract.hidden_states import NO_STATES, for_rows
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve
 from adaptive_verification.estimation.stage import EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
+from perf.provenance import publish
 
 SIZES = [(1, 7), (8, 7), (64, 7), (64, 16), (128, 16), (256, 16), (512, 16)]
 KEY = 1
@@ -102,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=15, help="times that every size is measured (15)")
     parser.add_argument("--steps", type=int, default=40, help="steps of each measurement (40)")
+    parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -115,24 +118,15 @@ def main() -> None:
             if round_number > 0:  # the first round warms up
                 times.setdefault(size, []).append(statistics.median(measured))
 
-    print(f"`python perf/estimator_stage.py --rounds {options.rounds} --steps {options.steps}`: {_machine()}\n")
-    print("| rows x drafts | `adaptive`, ms | fastest round | microseconds a draft | `off`, ms |")
-    print("|---|---|---|---|---|")
+    lines = ["| rows x drafts | `adaptive`, ms | fastest round | microseconds a draft | `off`, ms |", "|---" * 5 + "|"]
     for rows, depth in SIZES:
         adaptive, off = times[rows, depth, "adaptive"], times[rows, depth, "off"]
         median = statistics.median(adaptive)
-        print(
+        lines.append(
             f"| {rows} x {depth} | {median:.2f} | {min(adaptive):.2f} | {median * 1e3 / (rows * depth):.2f} "
             f"| {statistics.median(off):.2f} |"
         )
-
-
-def _machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
-    return f"one thread of {model}, {versions}"
+    publish([*lines, "", "One thread."], options.output)
 
 
 if __name__ == "__main__":

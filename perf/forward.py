@@ -14,7 +14,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -73,13 +73,18 @@ def medians(arms: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def add_shape_options(parser: argparse.ArgumentParser, shapes: Sequence[str]) -> None:
+    """The options of a study over shapes of a packed forward."""
+    parser.add_argument("--target", default="default")
+    parser.add_argument("--shapes", nargs="+", default=shapes, metavar="ROWSxTOKENSxCONTEXT")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--output", type=Path, help="write the table to this file as well")
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="default")
-    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="ROWSxTOKENSxCONTEXT")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--output", type=Path, help="write the table to this file as well")
+    add_shape_options(parser, SHAPES)
     arguments = parser.parse_args()
 
     restart_as_served()

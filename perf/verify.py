@@ -12,7 +12,6 @@ medians in milliseconds.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from itertools import cycle
@@ -24,13 +23,16 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.step_requests import RequestRow, step_request
+
 from adaptive_verification.contract import Draft, DraftCost, Estimate, StepRequest
-from adaptive_verification.contract.hidden_states import NO_STATES, for_rows
+from adaptive_verification.forward.loading import model_options
 from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.settings import VerifierSettings
+from adaptive_verification.training.jobs import read_prompts
 from adaptive_verification.verification.loading import load_verifier
 from perf.as_served import restart_as_served
-from perf.forward import medians, query_lengths
+from perf.forward import add_shape_options, medians, query_lengths
 from perf.provenance import publish
 
 SHAPES = ("1x1x100", "1x4x100", "8x1x100", "8x4x100", "64x1x115", "64x1x300", "64x4x300", "64x1-5x300")
@@ -41,8 +43,7 @@ _CANDIDATES = 64
 
 def texts(prompts: list[Path], tokenizer: Any, count: int, length: int) -> list[list[int]]:
     """So many token sequences of that length, each beginning elsewhere in the prompts' text."""
-    entries = [json.loads(line) for path in prompts for line in path.read_text().splitlines()]
-    tokens: list[int] = tokenizer("\n\n".join(entry["prompt"] for entry in entries))["input_ids"]
+    tokens: list[int] = tokenizer("\n\n".join(text for text, _ in read_prompts(prompts)))["input_ids"]
     while len(tokens) < count * length:
         tokens += tokens
     return [tokens[row * length : (row + 1) * length] for row in range(count)]
@@ -50,27 +51,12 @@ def texts(prompts: list[Path], tokenizer: Any, count: int, length: int) -> list[
 
 def request(rows: list[list[int]], cached: int, sampling: tuple[float, float], drafts: list[int]) -> StepRequest:
     """A step of the rows, which consist of `cached` tokens that were sent before, and new ones."""
-    n = len(rows)
-    temperature, top_p = sampling
-    zeros = torch.zeros(n, dtype=torch.int32)
-    return StepRequest(
-        sequence_id=torch.arange(n),
-        context_length=zeros + cached,
-        token_count=torch.tensor([len(row) - cached for row in rows], dtype=torch.int32),
-        tokens=torch.tensor([token for row in rows for token in row[cached:]], dtype=torch.int32),
-        draft_limit=torch.tensor(drafts, dtype=torch.int32),
-        model_draft_limit=zeros,
-        temperature=torch.full((n,), temperature),
-        top_p=torch.full((n,), top_p),
-        top_k=zeros,
-        seed=torch.arange(n),
-        acceptance=zeros,
-        previous_accepted=zeros - 1,
-        previous_cost=torch.empty(0),
-        **for_rows([NO_STATES] * n),
-        release=torch.empty(0, dtype=torch.int64),
-        evidence_key=torch.empty(0, dtype=torch.int64),
-    ).validate()
+    return step_request(
+        [
+            RequestRow(i, cached, row[cached:], draft_limit, *sampling, seed=i)
+            for i, (row, draft_limit) in enumerate(zip(rows, drafts, strict=True))
+        ]
+    )
 
 
 def proposal(drafts: list[list[int]], vocab_size: int) -> tuple[Draft, Estimate]:
@@ -115,8 +101,8 @@ class Step:
         def step() -> object:
             place = self._cached + next(self._newest)  # the next token of the text, or the one after it
             rows = [[*row[: self._cached], row[place]] for row in self._rows]
-            step_request = request(rows, self._cached, sampling, [len(drafts) for drafts in self._drafts])
-            result = self._stage.step(step_request, self._draft, self._estimate)
+            asked = request(rows, self._cached, sampling, [len(drafts) for drafts in self._drafts])
+            result = self._stage.step(asked, self._draft, self._estimate)
             drafts = int(self._draft.drafted_count.sum())
             if place == self._cached and drafts:
                 self.accepted_share = float(result.output_count.sum() - len(rows)) / drafts
@@ -129,17 +115,15 @@ class Step:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", nargs="+", type=Path, required=True, help='JSONL files with a "prompt" a line')
-    parser.add_argument("--target", default="default")
-    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="ROWSxTOKENSxCONTEXT")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--output", type=Path, help="write the table to this file as well")
+    add_shape_options(parser, SHAPES)
     arguments = parser.parse_args()
 
     restart_as_served()
     settings = VerifierSettings(target=arguments.target, cache_slots=64, max_context_tokens=512)
     stage = load_verifier(settings)
-    target = resolve_model(settings.target)
-    bare: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    target, options = resolve_model(settings.target), model_options(settings)
+    bare: Any = AutoModelForCausalLM.from_pretrained(target, dtype=options.dtype)
+    bare.to(options.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(target)
     lines = [
         f"| rows | tokens each | context | bare | {' | '.join(SAMPLINGS)} | "
@@ -151,10 +135,10 @@ def main() -> None:
         rows = texts(arguments.prompts, tokenizer, len(lengths), cached + max(lengths) + 1)
         step = Step(stage, rows, cached, lengths, bare.config.vocab_size)
         step.prefill()
-        tokens = torch.tensor([(rows[0] * sum(lengths))[: sum(lengths)]])
+        tokens = torch.tensor([(rows[0] * sum(lengths))[: sum(lengths)]], device=options.device)
 
         def run_bare(tokens: torch.Tensor = tokens) -> object:
-            return bare(input_ids=tokens, use_cache=False).logits
+            return bare(input_ids=tokens, use_cache=False).logits[0, :, 0].cpu()  # as the step, it waits for a GPU
 
         arms = {"bare": run_bare, **{name: step.run(sampling) for name, sampling in SAMPLINGS.items()}}
         times = medians(arms, arguments.repeats)

@@ -86,7 +86,7 @@ def as_requested(distribution: Distribution, settings: dict[str, float | int]) -
         if temperature > 0 and top_k == 0 and top_p == 1:
             return scaled.softmax(-1)[0]
         candidates = truncate(scaled, temperature, top_k, top_p)
-        return torch.zeros_like(scaled).scatter_add_(-1, candidates.ids, candidates.probs)[0]
+        return candidates.dense(scaled.shape[-1])[0]
 
     return transformed
 

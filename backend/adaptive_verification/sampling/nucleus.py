@@ -16,17 +16,16 @@ _BINS_PER_NAT = 100
 """The last bin takes everything from 20 nats below the most likely token on, a mass of next to nothing."""
 
 
-def nucleus(scaled: Tensor, weights: Tensor, top_p: Tensor) -> Tensor:
+def nucleus(scaled: Tensor, top_p: Tensor) -> Tensor:
     """Which tokens are in the nucleus, `[rows, vocab]` bool.
 
     Args:
         scaled: `[rows, vocab]` log-probabilities up to a constant, the largest of each row 0; -inf: never.
-        weights: their exponentials.
         top_p: `[rows]` float64 in (0, 1).
     """
     # [rows, vocab], the most likely tokens in 0, and what is no number in the last
     bins = (scaled * -_BINS_PER_NAT).nan_to_num_(nan=_BINS - 1).clamp_(0, _BINS - 1).to(torch.int64)
-    mass = weights.new_zeros(len(scaled), _BINS).scatter_add_(-1, bins, weights).to(torch.float64)
+    mass = scaled.new_zeros(len(scaled), _BINS).scatter_add_(-1, bins, scaled.exp()).to(torch.float64)
     reached = mass.cumsum(-1)  # [rows, bins]
     wanted = (top_p * reached[:, -1]).unsqueeze(-1)
     # rounding must not make it more than there is

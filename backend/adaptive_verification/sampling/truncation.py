@@ -100,7 +100,7 @@ class Truncation:
         with_p = (top_p < 1).nonzero().squeeze(-1)
         if with_p.numel():
             there = select(scaled, with_p)
-            scaled[with_p] = there.masked_fill(~nucleus(there, there.exp(), top_p[with_p]), -torch.inf)
+            scaled[with_p] = there.masked_fill(~nucleus(there, top_p[with_p]), -torch.inf)
         return scaled
 
 

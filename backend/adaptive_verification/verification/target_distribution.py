@@ -30,7 +30,6 @@ class TargetDistribution:
 
     def __init__(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> None:
         self._logits = logits
-        self._num_positions, self._device = logits.shape[0], logits.device
         self._log_normalizers = torch.full((len(logits),), torch.nan, device=logits.device)
         """Of the untransformed distributions, where it fell off."""
         is_plain = (temperature > 0) & (top_k == 0) & (top_p >= 1)
@@ -86,7 +85,7 @@ class TargetDistribution:
         Returns:
             `[n]` float64.
         """
-        result = torch.zeros(len(positions), dtype=torch.float64, device=self._device)
+        result = torch.zeros(len(positions), dtype=torch.float64, device=self._logits.device)
         for at, dense in self._dense:
             rows, local = self._members(positions, at)
             chosen = dense.weights[local, tokens[rows]].to(torch.float64)
@@ -106,7 +105,7 @@ class TargetDistribution:
             q: the rejected drafts' distributions, `[rows, width]`; ignored where nothing was rejected.
             uniforms: `[rows]` float64.
         """
-        result = torch.zeros(len(positions), dtype=torch.int64, device=self._device)
+        result = torch.zeros(len(positions), dtype=torch.int64, device=self._logits.device)
         for at, dense in self._dense:
             rows, local = self._members(positions, at)
             if rows.numel():
@@ -141,7 +140,7 @@ class TargetDistribution:
         Returns:
             `[n]` int64 token ids.
         """
-        result = torch.zeros(len(positions), dtype=torch.int64, device=self._device)
+        result = torch.zeros(len(positions), dtype=torch.int64, device=self._logits.device)
         for at, dense in self._dense:
             rows, local = self._members(positions, at)
             if rows.numel():
@@ -156,8 +155,8 @@ class TargetDistribution:
 
     def _members(self, positions: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
         """Which of `positions` belong to the group, and where in it."""
-        place = torch.full((self._num_positions,), -1, dtype=torch.int64, device=self._device)
-        place[group] = torch.arange(len(group), device=self._device)
+        place = torch.full((len(self._logits),), -1, dtype=torch.int64, device=self._logits.device)
+        place[group] = torch.arange(len(group), device=self._logits.device)
         local = place[positions]
         rows = (local >= 0).nonzero().squeeze(-1)
         return rows, local[rows]

@@ -17,8 +17,7 @@ def by_sorting(scaled: Tensor, top_p: Tensor) -> Tensor:
 
 
 def nucleus_of(scaled: Tensor, top_p: Tensor) -> Tensor:
-    scaled = scaled - scaled.amax(-1, keepdim=True)
-    return nucleus(scaled, scaled.exp(), top_p.double())
+    return nucleus(scaled - scaled.amax(-1, keepdim=True), top_p.double())
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 50, 5000])

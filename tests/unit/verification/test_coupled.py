@@ -115,7 +115,7 @@ def by_definition(text: Text, length: int) -> list[int]:
         top_k, top_p = int(text.settings.get("top_k", 0)), float(text.settings.get("top_p", 1.0))
         if temperature == 0 or top_k or top_p < 1:
             kept = truncate(scaled, temperature, torch.tensor([top_k]), torch.tensor([top_p]))
-            probs = torch.zeros_like(scaled).scatter_add_(-1, kept.ids, kept.probs)
+            probs = kept.dense(scaled.shape[-1])
         else:
             probs = scaled.softmax(-1)
         of_tokens = gumbel(torch.tensor([text.seed]), torch.tensor([len(tokens)]), torch.arange(VOCAB_SIZE)[None])
