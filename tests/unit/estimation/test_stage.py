@@ -27,6 +27,19 @@ def _stage(curves: Any = None, key: int | None = KEY, **settings: Any) -> Estima
     return EstimatorStage(validated, evidence_key=key, curves=curves)
 
 
+def _decided_blocks(stage: EstimatorStage, monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+    """The blocks that the stage's policy decides about from now on, as they come."""
+    blocks: list[Block] = []
+    decide = stage._policy.decide
+
+    def seen(block: Block) -> Decision:
+        blocks.append(block)
+        return decide(block)
+
+    monkeypatch.setattr(stage._policy, "decide", seen)
+    return blocks
+
+
 def _labels(stage: EstimatorStage) -> float:
     return stage.calibration.report().labels
 
@@ -465,14 +478,7 @@ def test_a_state_from_before_drafts_were_looked_up_is_loaded(tmp_path: Path) -> 
 def test_prompt_tokens_are_all_that_no_row_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of a prompt, a prompt's end with its first token, and a row that goes on."""
     stage = _stage(CURVES)
-    blocks: list[Block] = []
-    decide = stage._policy.decide
-
-    def seen(block: Block) -> Decision:
-        blocks.append(block)
-        return decide(block)
-
-    monkeypatch.setattr(stage._policy, "decide", seen)
+    blocks = _decided_blocks(stage, monkeypatch)
     request = make_request([1, 2, 3], [20, 7, 30], limits=[FILL_ONLY, 2, 2], token_count=[20, 7, 1])
     stage.step(request, make_draft([[], [0.0, 0.0], [0.0, 0.0]]))
     assert (blocks[0].base_tokens, blocks[0].prompt_tokens) == (28, 26)
@@ -480,18 +486,21 @@ def test_prompt_tokens_are_all_that_no_row_decodes(monkeypatch: pytest.MonkeyPat
 
 def test_a_rows_backlog_is_what_was_confirmed_since_a_model_drafted_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = _stage(CURVES)
-    backlogs: list[list[int]] = []
-    decide = stage._policy.decide
-
-    def seen(block: Block) -> Decision:
-        backlogs.append(block.backlog.tolist())
-        return decide(block)
-
-    monkeypatch.setattr(stage._policy, "decide", seen)
+    blocks = _decided_blocks(stage, monkeypatch)
     ids, limits = [1, 2, 3, 4], [7, 7, 7, 0]
     stage.step(
         make_request(ids, [10] * 4, limits=limits), make_draft([[0.0], [], [0.0], []], match_length=[0, 0, 4, 0])
     )
     stage.step(make_request(ids, [12] * 4, limits=limits), make_draft([[], [0.0], [], []]))
     # drafted at 10, now at 12; never drafted but now; only ever looked up; asks for none
-    assert backlogs == [[0, 10, 10, UNKNOWN_BACKLOG], [2, 0, 12, UNKNOWN_BACKLOG]]
+    assert [block.backlog.tolist() for block in blocks] == [[0, 10, 10, UNKNOWN_BACKLOG], [2, 0, 12, UNKNOWN_BACKLOG]]
+
+
+def test_a_new_sequence_in_a_forgotten_ones_place_has_its_whole_text_as_backlog(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = _stage(CURVES, max_sequences=1)
+    blocks = _decided_blocks(stage, monkeypatch)
+    stage.step(make_request([1], [10], limits=[7]), make_draft([[0.0]]))
+    stage.step(make_request([2], [30], limits=[7]), make_draft([[]]))
+    assert [block.backlog.tolist() for block in blocks] == [[0], [30]]
