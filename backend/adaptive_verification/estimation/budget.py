@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_verification.estimation.prefixes import prefixes
+
 
 def survival(acceptance: NDArray[Any]) -> NDArray[Any]:
     """Probability that a draft and all before it in its row are accepted, `[rows, K]` from acceptance `[rows, K]`.
@@ -43,8 +45,7 @@ def best_slots(survivals: NDArray[Any], counts: NDArray[Any] | None) -> NDArray[
     by_position = -survivals.T.ravel()  # shallow first, then by row
     if counts is None:
         return by_position.argsort(kind="stable")
-    position = np.arange(survivals.shape[1])[:, None]
-    (slots,) = (position < counts).ravel().nonzero()
+    (slots,) = prefixes(counts, survivals.shape[1]).T.ravel().nonzero()
     return slots[by_position[slots].argsort(kind="stable")]
 
 
@@ -74,7 +75,11 @@ def best_budget(survivals: NDArray[Any], counts: NDArray[Any], sampling_rows: in
         sampling_rows: rows that get a token in any case.
         step_ms: `[1 + sum of counts]`, cost of the whole step that verifies 0, 1, 2, ... drafts.
     """
-    exists = np.arange(survivals.shape[1]) < counts[:, None]
-    tokens = np.zeros(len(step_ms))
-    np.cumsum(np.sort(survivals[exists])[::-1], out=tokens[1:])  # which of equal ones comes first is no matter here
-    return int(((tokens + sampling_rows) / step_ms).argmax())
+    competing = survivals[prefixes(counts, survivals.shape[1])]
+    competing.sort()
+    tokens = np.empty(len(step_ms))
+    tokens[0] = 0.0
+    np.cumsum(competing[::-1], out=tokens[1:])  # which of equal ones comes first is no matter here
+    tokens += sampling_rows
+    tokens /= step_ms
+    return int(tokens.argmax())

@@ -55,13 +55,16 @@ class Expectation:
     ) -> None:
         """Counts one step's predictions `[rows, k]` where drafted (the first so many of a row), and their whole blocks'
         survivals `[rows, K]`."""
-        drafts = drafted.sum(0)
+        weight = drafted.astype(np.float32)
+        one = np.ones(len(weight), dtype=np.float32)
+        drafts = one @ weight  # sums over the rows, in a quarter of the time of `sum(0)`
         depth = np.count_nonzero(drafts)
         if depth == 0:
             return
         sums = self._sums[:, :depth]
         sums *= np.float32(_KEEP_PER_STEP)
-        sums[0] += (acceptance * drafted).sum(0)[:depth]
+        weight *= acceptance
+        sums[0] += (one @ weight)[:depth]
         sums[1] += drafts[:depth]
         (blocks,) = drafted[:, 0].nonzero()
         newest = self._oldest + np.arange(min(SAMPLE_SIZE, blocks.size))

@@ -22,6 +22,7 @@ from adaptive_verification.estimation.budget import admit, best_budget
 from adaptive_verification.estimation.cost_model import CostModel
 from adaptive_verification.estimation.depth import best_depth
 from adaptive_verification.estimation.exploration import Exploration
+from adaptive_verification.estimation.prefixes import prefixes
 from adaptive_verification.settings import EstimatorSettings
 
 COLD_FACTOR = 4
@@ -129,7 +130,7 @@ class Threshold:
         self._deepest = deepest
 
     def decide(self, block: Block) -> Decision:
-        is_drafted = np.arange(block.log_odds.shape[1]) < block.counts[:, None]
+        is_drafted = prefixes(block.counts, block.log_odds.shape[1])
         confident = is_drafted & ((block.log_odds >= self._least_log_odds) | block.looked_up[:, None])
         return _same_for_all(block, confident.cumprod(1).sum(1), self._deepest)
 
@@ -174,13 +175,12 @@ class Adaptive:
     def _exploring_rows(self, block: Block, budget: int, depth: int, explored_depth: int) -> list[int]:
         costs, tokens = self._costs, block.base_tokens + budget
         planned_ms = costs.verify_ms(tokens)
-        verify_ms = costs.verify_ms(tokens + explored_depth) - planned_ms
+        further_ms = costs.verify_ms(tokens + explored_depth) - planned_ms - costs.draft_ms(1, 1, depth)
 
         def row_ms(lacking_tokens: int) -> float:
-            deeper_ms = costs.draft_ms(1 + lacking_tokens, 1, explored_depth)[explored_depth]
-            return verify_ms + deeper_ms - costs.draft_ms(1, 1, depth)[depth]
+            return further_ms + costs.draft_ms(1 + lacking_tokens, 1, explored_depth)
 
-        planned_ms += costs.draft_ms(block.base_tokens, max(1, block.sampling_rows), depth)[depth]
+        planned_ms += costs.draft_ms(block.base_tokens, max(1, block.sampling_rows), depth)
         share = self._exploration_share * (COLD_FACTOR if block.cold else 1)
         return self._exploration.rows(block.step + 1, block.backlog, planned_ms, share, row_ms)
 
@@ -212,7 +212,7 @@ class Adaptive:
         models = limits[~block.looked_up]
         depth = int(models.max(initial=0))
         base_tokens = block.base_tokens - np.count_nonzero(block.looked_up)
-        return self._costs.draft_ms(base_tokens, np.count_nonzero(models), depth)[depth]
+        return self._costs.draft_ms(base_tokens, np.count_nonzero(models), depth)
 
     def _depth(self, block: Block, admitted: NDArray[np.int64]) -> int:
         """Of the rows that a model drafts, of which the next step has as many as this one, or one."""
@@ -226,14 +226,14 @@ class Adaptive:
         others_tokens, others_expected = others, float(others)
         if others:
             others_tokens += int(admitted[looked_up].sum())
-            is_admitted = np.arange(block.survival.shape[1]) < admitted[looked_up, None]
+            is_admitted = prefixes(admitted[looked_up], block.survival.shape[1])
             others_expected += float(block.survival[looked_up].sum(where=is_admitted))
         drafts = np.arange(sample * deepest + 1) * (rows / sample)
         verify_ms = self._verify_ms(block, base_tokens + others_tokens + drafts)
-        draft_ms = self._costs.draft_ms(base_tokens, rows, deepest)
+        draft_ms = self._costs.all_draft_ms(base_tokens, rows, deepest)
         backlog = int(block.backlog[~looked_up].clip(0).sum())
         if backlog and deepest:
-            catch_up_ms = self._costs.draft_ms(base_tokens + backlog, rows, 1)[1] - draft_ms[1]
+            catch_up_ms = self._costs.draft_ms(base_tokens + backlog, rows, 1) - draft_ms[1]
             steps = max(FEWEST_STEPS_PER_CATCH_UP, backlog / rows)
             draft_ms = [draft_ms[0], *(ms + catch_up_ms / steps for ms in draft_ms[1:])]
         return best_depth(block.recent_survival, rows, verify_ms, draft_ms, others_expected)

@@ -40,6 +40,7 @@ from adaptive_verification.estimation.first_guess import FirstGuess, by_position
 from adaptive_verification.estimation.lookup_rates import LookupRates
 from adaptive_verification.estimation.online_fit import OnlineFit
 from adaptive_verification.estimation.policy import Block, make_policy
+from adaptive_verification.estimation.prefixes import prefixes
 from adaptive_verification.estimation.recording import Recorder
 from adaptive_verification.estimation.sequences import SequenceMemory
 from adaptive_verification.estimation.state import StateFile
@@ -205,7 +206,7 @@ class EstimatorStage:
         self.counts.add(ACCEPTED, accepted_count, looked_up)
         accepted, labelled = labels(accepted_count, admitted[rows])
         self.lookup_rates.fold(match_length[looked_up], accepted[looked_up], labelled[looked_up])
-        if looked_up.any():
+        if np.count_nonzero(looked_up):
             rows, accepted, labelled = rows[~looked_up], accepted[~looked_up], labelled[~looked_up]
         if self._recorder is not None:
             self._record(request, slots, rows)
@@ -235,7 +236,7 @@ class EstimatorStage:
         feature = self._feature(torch.from_numpy(memory.log_odds[slots, :depth]), draft_features)
         design = torch.from_numpy(self._design(feature.numpy(), memory.history[slots]))
         if self.uses_history:
-            unaided = self.fit.predict(design[..., :1]).numpy()
+            unaided = self.fit.predict(feature.unsqueeze(-1)).numpy()
             residual, information = history_increments(unaided, accepted, labelled)
             memory.residual_sum[slots] += residual
             memory.information_sum[slots] += information
@@ -276,10 +277,10 @@ class EstimatorStage:
         design = self._design(feature, history)
         predict = self.fit.predict if self.is_fitted else _unfitted
         prediction = predict(torch.from_numpy(design)).numpy()
-        any_looked_up = looked_up.any()
+        any_looked_up = np.count_nonzero(looked_up) > 0
         if any_looked_up:
             prediction[looked_up] = self.lookup_rates.predict(rows.match_length[looked_up], depth)
-        is_drafted = np.arange(depth) < rows.counts[:, None]
+        is_drafted = prefixes(rows.counts, depth)
         whole_survival = survival(self._expectation.whole_block(prediction, is_drafted))
         expected_survival = memory.survival[slots]
         if any_looked_up:
@@ -322,7 +323,7 @@ class EstimatorStage:
         sent = draft.draft_features.numpy().reshape(-1, len(DRAFT_FEATURES))
         return torch.from_numpy(clean(rows.padded(sent, depth)))
 
-    def _uncached_tokens(self, rows: StepRows) -> NDArray[np.int32]:
+    def _uncached_tokens(self, rows: StepRows) -> NDArray[np.int64]:
         """Tokens of each row that the target must compute beside the drafts: one for a row that goes on decoding."""
         memory, slots = self._memory, rows.slots
         grown = rows.confirmed_tokens - memory.confirmed_tokens[slots]

@@ -8,25 +8,28 @@ that matters, `limits` says what it could have made.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from adaptive_verification.contract.messages import COUPLED, FILL_ONLY, STATUS_OK, Draft, StepRequest
+from adaptive_verification.estimation.prefixes import prefixes
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """All `[rows]`; int64 where not said otherwise."""
+    """All `[rows]`; int64 but for the masks."""
 
     slots: NDArray[np.int64]
     """Of the sequences in the estimator's memory."""
     confirmed_tokens: NDArray[np.int64]
-    new_tokens: NDArray[np.int32]
+    new_tokens: NDArray[np.int64]
     """How many of the confirmed ones this step brings."""
     served: NDArray[np.bool_]
     """Rows that the drafter could place; the others get no output."""
-    asked: NDArray[np.int32]
+    asked: NDArray[np.int64]
     """Drafts that the caller allows; FILL_ONLY where none is sampled, also of rows that are not served."""
     drafted: NDArray[np.int64]
     """Drafts that were made."""
@@ -43,18 +46,22 @@ class StepRows:
     @classmethod
     def of(cls, request: StepRequest, draft: Draft, slots: NDArray[np.int64], deepest: int) -> StepRows:
         """The rows of a request, of which `deepest` drafts are looked at."""
-        new_tokens, draft_limit = request.token_count.numpy(), request.draft_limit.numpy()
-        served = draft.draft_status.numpy() == STATUS_OK
+        columns = (
+            *(request.context_length, request.token_count, request.draft_limit, request.model_draft_limit),
+            *(request.acceptance, draft.draft_status, draft.drafted_count, draft.draft_match_length),
+        )
+        together = torch.stack(columns).numpy().astype(np.int64)  # one conversion, and one type from here on
+        context_length, new_tokens, draft_limit, model_draft_limit, acceptance, status, drafted, match_length = together
+        served = status == STATUS_OK
         asked = np.where(served, draft_limit, FILL_ONLY)
-        drafted = draft.drafted_count.numpy().astype(np.int64)
         counts = np.minimum(drafted, deepest)
-        match_length = np.multiply(draft.draft_match_length.numpy(), drafted > 0, dtype=np.int64)
+        match_length = match_length * (drafted > 0)
         looked_up = match_length > 0
-        limits = np.minimum(asked, request.model_draft_limit.numpy())
-        limits = np.maximum(np.minimum(limits, deepest), 0, dtype=np.int64)
+        limits = np.maximum(np.minimum(np.minimum(asked, model_draft_limit), deepest), 0)
+        unsettled = (acceptance != COUPLED) & (draft_limit != FILL_ONLY)
         return cls(
             slots=slots,
-            confirmed_tokens=np.add(request.context_length.numpy(), new_tokens, dtype=np.int64),
+            confirmed_tokens=context_length + new_tokens,
             new_tokens=new_tokens,
             served=served,
             asked=asked,
@@ -63,7 +70,7 @@ class StepRows:
             match_length=match_length,
             looked_up=looked_up,
             limits=np.where(looked_up, counts, limits),
-            settled=bool(((request.acceptance.numpy() == COUPLED) | (draft_limit == FILL_ONLY)).all()),
+            settled=not np.count_nonzero(unsettled),
         )
 
     @property
@@ -84,10 +91,9 @@ class StepRows:
 
 
 def labels(
-    accepted_count: NDArray[np.int32], admitted: NDArray[np.int64]
+    accepted_count: NDArray[Any], admitted: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Of rows' admitted drafts `[rows, k]`: which the target accepted, and which it decided; 0 or 1."""
-    position = np.arange(admitted.max(initial=0))
-    accepted = position < accepted_count[:, None]
-    labelled = position < np.minimum(accepted_count + 1, admitted)[:, None]
-    return accepted.astype(np.float32), labelled.astype(np.float32)
+    depth = int(admitted.max(initial=0))
+    decided_count = np.minimum(accepted_count + 1, admitted)
+    return prefixes(accepted_count, depth).astype(np.float32), prefixes(decided_count, depth).astype(np.float32)

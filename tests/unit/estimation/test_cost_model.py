@@ -100,11 +100,11 @@ def test_a_drafter_that_was_disturbed_becomes_affordable_again_without_being_use
     model = CostModel(CURVES)
     for _ in range(500):
         model.observe(_step_cost(extend_ms=180.0))
-    disturbed = model.draft_ms(64, 64, 7)[7]
+    disturbed = model.draft_ms(64, 64, 7)
     for _ in range(2000):
         model.observe(_step_cost(extend_ms=0.0, depth=0))
     assert disturbed > 100
-    assert model.draft_ms(64, 64, 7)[7] == pytest.approx(5.0 + 6 * 3.0, rel=0.2)
+    assert model.draft_ms(64, 64, 7) == pytest.approx(5.0 + 6 * 3.0, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_model_is_ready_only_with_all_curves() -> None:
 
 
 def test_draft_cost_is_one_prefill_and_a_forward_for_each_further_depth() -> None:
-    assert CostModel(CURVES).draft_ms(64, 64, 3) == pytest.approx([0.0, 5.0, 8.0, 11.0])
+    assert CostModel(CURVES).all_draft_ms(64, 64, 3) == pytest.approx([0.0, 5.0, 8.0, 11.0])
 
 
 def test_pauses_between_requests_hardly_count_as_step_time() -> None:

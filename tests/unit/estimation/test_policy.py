@@ -75,7 +75,7 @@ def test_a_threshold_admits_until_q_max_falls_below_it(threshold: float, admitte
 
 def test_adaptive_admits_the_best_slots_of_the_batch_up_to_the_best_budget() -> None:
     costs, block = CostModel({**CURVES, VERIFY: CostCurve((1, 14), (10.0, 40.0))}), _block()
-    step_ms = costs.all_verify_ms(3 + np.arange(12)) + costs.draft_ms(3, 3, 4)[4]
+    step_ms = costs.all_verify_ms(3 + np.arange(12)) + costs.draft_ms(3, 3, 4)
     budget = best_budget(block.expected_survival[:, :4], block.limits, 3, step_ms)
     assert 0 < budget < 11
     assert _decide(costs, block)[0] == admit(block.survival, block.counts, budget).tolist()
@@ -183,7 +183,7 @@ def test_exploration_takes_its_share_of_the_time(share: float) -> None:
     hopeless = {"recent_survival": np.zeros((64, 7), np.float32), "expected_survival": np.zeros((3, 16), np.float32)}
     explorations = sum(policy.decide(_block(**hopeless, step=step)).explores_next.sum() for step in range(4000))
     plain_ms, deeper_ms = costs.all_verify_ms(np.array([3, 3 + EXPLORED_BEYOND_PLAN]))
-    extra_ms = deeper_ms - plain_ms + costs.draft_ms(1, 1, EXPLORED_BEYOND_PLAN)[EXPLORED_BEYOND_PLAN]
+    extra_ms = deeper_ms - plain_ms + costs.draft_ms(1, 1, EXPLORED_BEYOND_PLAN)
     spent = explorations * extra_ms / (4000 * plain_ms)
     assert 0.6 * share < spent <= share
 
