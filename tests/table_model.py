@@ -58,9 +58,10 @@ class TableModel:
             DEVICE
         )
 
-    def hidden_states(self) -> Tensor:
-        """`[T, 1]`: one number that tells the prefix."""
-        return torch.tensor(self._states, device=DEVICE)[:, None]
+    def hidden_states(self, places: Tensor | None = None) -> Tensor:
+        """`[m, 1]`: one number that tells the prefix."""
+        states = torch.tensor(self._states, device=DEVICE)[:, None]
+        return states if places is None else states[places]
 
 
 def state_after(prefix: tuple[int, ...]) -> float:

@@ -37,6 +37,8 @@ STATUS_BAD_TOKEN = 4
 
 FILL_ONLY = -1
 """`DRAFT_LIMIT` of a row that only fills the caches (a prompt chunk) and samples nothing."""
+NOT_FOLLOWED = -1
+"""`NEXT_DRAFT_LIMIT` of a row whose hidden states are not handed on, so that a model cannot draft for it any more."""
 NO_LABEL = -1
 """`PREVIOUS_ACCEPTED` of a row whose last step teaches the estimator nothing."""
 
@@ -304,7 +306,9 @@ class Estimate(Message):
     shared_fields = frozenset({"estimate_cost"})
 
     admitted_count: Tensor = _int32(ONE_PER_ROW)
-    next_draft_limit: Tensor = _int32(ONE_PER_ROW)  # how deep drafting with a model pays in this row's next step
+    next_draft_limit: Tensor = _int32(
+        ONE_PER_ROW
+    )  # how deep drafting with a model pays in this row's next step; NOT_FOLLOWED
     estimate_cost: Tensor = _float32(ANY_LENGTH)  # milliseconds, one number
 
 

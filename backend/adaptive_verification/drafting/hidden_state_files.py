@@ -14,14 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from adaptive_verification.drafting.hidden_state_kind import CONFIG_FILE, MODEL_TYPE, is_hidden_state_drafter
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork, NetworkShape
 from adaptive_verification.errors import UnsupportedModel
 from adaptive_verification.forward.causal_model import ModelOptions
 
-MODEL_TYPE = "hidden_state_drafter"
 _FORMAT = 1
-_CONFIG = "config.json"
 _WEIGHTS = "drafter.safetensors"
 _TOKEN_IDS = "token_ids"
 
@@ -30,12 +29,6 @@ def tokenizer_fingerprint(target: str) -> str:
     """SHA-256 of the tokenizer's tokens and ids: a drafter trained with others would draft nonsense."""
     vocabulary = sorted(AutoTokenizer.from_pretrained(target).get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
-
-
-def is_hidden_state_drafter(path: str) -> bool:
-    """Whether the directory holds one (a hub name is no directory)."""
-    file = Path(path) / _CONFIG
-    return file.is_file() and json.loads(file.read_text()).get("model_type") == MODEL_TYPE
 
 
 def hidden_layers_of(drafter: str) -> tuple[int, ...]:
@@ -65,7 +58,7 @@ def save(network: HiddenStateNetwork, directory: Path, *, fingerprint: str, trai
         "tokenizer_sha256": fingerprint,
         "trained": trained,
     }
-    (directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load(drafter: str, target: str, options: ModelOptions) -> HiddenStateModel:
@@ -89,7 +82,7 @@ def load(drafter: str, target: str, options: ModelOptions) -> HiddenStateModel:
 
 
 def _read_config(drafter: str) -> tuple[NetworkShape, dict[str, Any]]:
-    config = json.loads((Path(drafter) / _CONFIG).read_text())
+    config = json.loads((Path(drafter) / CONFIG_FILE).read_text())
     if config["format"] != _FORMAT:
         raise UnsupportedModel(f"drafter {drafter} has format {config['format']}; this version reads {_FORMAT}")
     return NetworkShape(tuple(config["hidden_layers"]), config["num_layers"]), config

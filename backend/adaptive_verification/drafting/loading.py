@@ -6,6 +6,7 @@ from transformers import AutoTokenizer
 
 from adaptive_verification.contract.step import Drafter
 from adaptive_verification.drafting import hidden_state_files
+from adaptive_verification.drafting.hidden_state_kind import is_hidden_state_drafter
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.lookup_stage import LookupDrafter
 from adaptive_verification.drafting.stage import CausalDrafter
@@ -54,7 +55,7 @@ def _load_model(settings: DrafterSettings, drafter: str, target: str) -> CausalD
         if not count.isdecimal():
             raise SettingsError(f"drafter={drafter!r}: after {_FIRST_LAYERS} comes a number of layers")
         model = CausalModel.load(target, options, num_layers=int(count))
-    elif hidden_state_files.is_hidden_state_drafter(drafter):
+    elif is_hidden_state_drafter(drafter):
         model = hidden_state_files.load(drafter, target, options)
     else:
         refuse_other_tokenizer(target=target, drafter=drafter)

@@ -67,7 +67,7 @@ class Block:
     sampling_rows: int
     backlog: NDArray[np.int64]
     """`[rows]` int64, confirmed tokens that the drafting model has not computed; UNKNOWN_BACKLOG of rows that ask
-    for no drafts."""
+    for no drafts or are not followed."""
     settled: bool
     """Whether every row is coupled: its tokens are a function of seed and target, no choice of drafts can bias them."""
 

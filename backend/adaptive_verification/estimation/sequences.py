@@ -38,6 +38,8 @@ class SequenceMemory:
         """Drafts of the last block that await their labels."""
         self.match_length = np.zeros(capacity, dtype=np.int64)
         """Of the last block where it was looked up; 0: it was drafted by a model."""
+        self.followed = np.zeros(capacity, dtype=bool)
+        """Whether a model can draft for it, as far as is known."""
         self.exploring = np.zeros(capacity, dtype=bool)
         """Whether the next block keeps all its drafts."""
         self.log_odds = np.zeros((capacity, num_positions), dtype=np.float32)
@@ -66,7 +68,7 @@ class SequenceMemory:
                 self._free.append(slot)
 
     def slots(self, sequence_ids: list[int]) -> tuple[NDArray[np.int64], list[int]]:
-        """The slot of each sequence, and those of them that are new: empty but for their `survival`.
+        """The slot of each sequence, and those of them that are new: empty but for their `survival`, and followed.
 
         Raises:
             ContractError: more rows than sequences can be remembered.
@@ -89,6 +91,7 @@ class SequenceMemory:
             self.has_block[fresh] = False
             self.modelled_tokens[fresh] = 0
             self.admitted[fresh] = 0
+            self.followed[fresh] = True
             self.exploring[fresh] = False
             self.residual_sum[fresh] = 0.0
             self.information_sum[fresh] = 0.0

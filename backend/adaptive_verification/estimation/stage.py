@@ -23,6 +23,7 @@ from torch import Tensor
 from adaptive_verification.contract.costs import DraftCost, StepCost
 from adaptive_verification.contract.messages import (
     NO_LABEL,
+    NOT_FOLLOWED,
     Draft,
     Estimate,
     StepRequest,
@@ -37,9 +38,10 @@ from adaptive_verification.estimation.expectation import Expectation
 from adaptive_verification.estimation.exploration import UNKNOWN_BACKLOG
 from adaptive_verification.estimation.features import DRAFT_FEATURES, clean, serving_feature
 from adaptive_verification.estimation.first_guess import FirstGuess, by_position
+from adaptive_verification.estimation.following import newly_followed
 from adaptive_verification.estimation.lookup_rates import LookupRates
 from adaptive_verification.estimation.online_fit import OnlineFit
-from adaptive_verification.estimation.policy import Block, make_policy
+from adaptive_verification.estimation.policy import Block, Decision, make_policy
 from adaptive_verification.estimation.prefixes import prefixes
 from adaptive_verification.estimation.recording import Recorder
 from adaptive_verification.estimation.sequences import SequenceMemory
@@ -63,6 +65,7 @@ class EstimatorStage:
         evidence_key: what trusted callers send as `EVIDENCE_KEY`. Labels and costs of others are ignored; None: of all.
         curves: measured cost curves, where they do not come from the state directory.
         first_guess: what the drafter says of itself; used with the feature `logit_q_max`.
+        needs_states: the drafter needs the target's hidden states, so it is decided whom it follows.
         clock: seconds, monotonic.
 
     Raises:
@@ -76,10 +79,12 @@ class EstimatorStage:
         evidence_key: int | None = None,
         curves: Mapping[str, CostCurve] | None = None,
         first_guess: FirstGuess | None = None,
+        needs_states: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.settings = settings
         self._evidence_key = None if evidence_key is None else evidence_key % 2**64
+        self._needs_states = needs_states
         self._clock = clock
         self._feature = serving_feature(settings.feature)
         num_positions = settings.max_draft_tokens
@@ -153,6 +158,7 @@ class EstimatorStage:
         decision = self._policy.decide(block)
 
         admitted = decision.admitted
+        next_limit = self._for_followed(rows, decision) if self._needs_states else decision.next_limit
         self._memory.has_block[slots] = True
         self._memory.confirmed_tokens[slots] = rows.confirmed_tokens
         self._memory.admitted[slots] = admitted
@@ -166,9 +172,16 @@ class EstimatorStage:
         self._last_estimate_ms = (self._clock() - started) * 1e3
         return Estimate(
             admitted_count=torch.from_numpy(admitted.astype(np.int32)),
-            next_draft_limit=torch.from_numpy(decision.next_limit.astype(np.int32)),
+            next_draft_limit=torch.from_numpy(next_limit.astype(np.int32)),
             estimate_cost=torch.from_numpy(np.array([self._last_estimate_ms], dtype=np.float32)),
         )
+
+    def _for_followed(self, rows: StepRows, decision: Decision) -> NDArray[np.int64]:
+        """The next limits, of the rows that are followed."""
+        followed = self._memory.followed[rows.slots] & ~rows.begins
+        followed |= newly_followed(rows.begins & (rows.asked != 0), followed, decision.depth)
+        self._memory.followed[rows.slots] = followed
+        return np.where(followed, decision.next_limit, NOT_FOLLOWED)
 
     def _check_features(self, draft: Draft) -> None:
         num_values, num_drafts = draft.draft_features.numel(), draft.draft_log_odds.numel()
@@ -309,7 +322,7 @@ class EstimatorStage:
             base_tokens=base_tokens,
             prompt_tokens=base_tokens - rows.num_sampling,
             sampling_rows=rows.num_sampling,
-            backlog=np.where(rows.asked <= 0, UNKNOWN_BACKLOG, backlog),
+            backlog=np.where((rows.asked > 0) & memory.followed[slots], backlog, UNKNOWN_BACKLOG),
             settled=rows.settled,
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],
             step=self.steps,

@@ -27,6 +27,8 @@ class StepRows:
     confirmed_tokens: NDArray[np.int64]
     new_tokens: NDArray[np.int64]
     """How many of the confirmed ones this step brings."""
+    begins: NDArray[np.bool_]
+    """Rows that are sent from their first token on."""
     served: NDArray[np.bool_]
     """Rows that the drafter could place; the others get no output."""
     asked: NDArray[np.int64]
@@ -63,6 +65,7 @@ class StepRows:
             slots=slots,
             confirmed_tokens=context_length + new_tokens,
             new_tokens=new_tokens,
+            begins=context_length == 0,
             served=served,
             asked=asked,
             drafted=drafted,

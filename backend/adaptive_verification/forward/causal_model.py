@@ -109,10 +109,16 @@ class CausalModel:
         """
         return _packed_forward(self._forward, self.cache, token_ids, rows, logits_at)
 
-    def hidden_states(self) -> Tensor:
-        """The last forward's hidden states `[T, width]` of `hidden_layers`, of which there must be some, side by
-        side."""
-        return self._forward.hidden_states()
+    def hidden_states(self, places: Tensor | None = None) -> Tensor:
+        """The last forward's hidden states of `hidden_layers`, of which there must be some, side by side.
+
+        Args:
+            places: `[m]` packed places that are wanted; None: all T.
+
+        Returns:
+            `[m, width]`, contiguous.
+        """
+        return self._forward.hidden_states(places)
 
 
 def _packed_forward(

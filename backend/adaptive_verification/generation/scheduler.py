@@ -15,6 +15,7 @@ from adaptive_verification.contract.messages import (
     COUPLED,
     FILL_ONLY,
     NO_LABEL,
+    NOT_FOLLOWED,
     REJECTION,
     STATUS_BAD_TOKEN,
     STATUS_CONTEXT_FULL,
@@ -209,10 +210,9 @@ class Scheduler:
         self._previous_cost = (result.step_cost if step.rows else result.step_cost[:0]).clone()
         output_tokens = result.output_tokens.tolist()
         next_draft_limits = result.next_draft_limit.tolist()
-        if (
-            next_draft_limits
-        ):  # the plan, for sequences that are new; rows that shall explore are advised more than that
-            self._advised_draft_limit = min(next_draft_limits)
+        of_followed = [limit for limit in next_draft_limits if limit != NOT_FOLLOWED]
+        if of_followed:  # the plan, for sequences that are new; rows that shall explore are advised more than that
+            self._advised_draft_limit = min(of_followed)
         for row, states in zip(step.rows, hidden_states.of_rows(result), strict=True):
             row.sequence.hidden_states = states
         start = 0
@@ -255,7 +255,7 @@ class Scheduler:
             self._end(sequence, error=error)
             return
         num_accepted = len(output) - 1
-        sequence.model_draft_limit = next_draft_limit
+        sequence.model_draft_limit = max(0, next_draft_limit)
         # The two methods accept with different probabilities, and the estimator learns those of one.
         teaches = admitted_count and sequence.request.sampling.acceptance == self._settings.acceptance
         sequence.previous_accepted = num_accepted if teaches else NO_LABEL

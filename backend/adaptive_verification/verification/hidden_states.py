@@ -1,4 +1,4 @@
-"""Which hidden states go back to the drafter: those of the tokens that this step confirmed, as bytes.
+"""Which hidden states go back to the drafter: of the rows it follows, those of the tokens that this step confirmed.
 
 A row's packed tokens are the confirmed ones that its cache lacked, then its admitted drafts. The first of these are
 confirmed whatever happens, and as many of the drafts as were accepted.
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.ragged_attention import Row
 
 
@@ -23,18 +24,23 @@ class HandedOn(NamedTuple):
 
 
 def nothing(num_rows: int) -> HandedOn:
-    """For a drafter that needs no hidden states."""
+    """For rows that need no hidden states."""
     none = torch.zeros(num_rows, dtype=torch.int32)
     return HandedOn(none, none, torch.empty(0, dtype=torch.uint8))
 
 
 def confirmed(
-    states: Tensor, rows: list[Row], request_rows: list[int], num_rejected: list[int], wanted: list[bool], num_rows: int
+    model: CausalModel,
+    rows: list[Row],
+    request_rows: list[int],
+    num_rejected: list[int],
+    wanted: list[bool],
+    num_rows: int,
 ) -> HandedOn:
-    """The states of each wanted row's packed tokens, without its last `num_rejected`.
+    """The states of each wanted row's packed tokens, without its last `num_rejected`, as bytes.
 
     Args:
-        states: `[T, width]` of the forward over `rows`.
+        model: has just run over `rows`.
         request_rows, num_rejected, wanted: of each of `rows`; the first says which row of the request it is.
         num_rows: of the request.
     """
@@ -47,6 +53,7 @@ def confirmed(
             start[index], count[index] = row.context_length, row.query_length - rejected
             kept += range(offset, offset + row.query_length - rejected)
         offset += row.query_length
-    if len(kept) < offset:
-        states = states[torch.tensor(kept, dtype=torch.int64, device=states.device)]
-    return HandedOn(start, count, states.contiguous().view(torch.uint8).flatten())
+    if not kept:
+        return nothing(num_rows)
+    places = torch.tensor(kept, device=model.device) if len(kept) < offset else None
+    return HandedOn(start, count, model.hidden_states(places).view(torch.uint8).flatten())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.contract import (
+    NOT_FOLLOWED,
     Draft,
     DraftCost,
     Estimate,
@@ -67,13 +68,14 @@ class VerifierStage:
                 output_tokens = outcome.output_tokens.to("cpu", torch.int32)
                 log_probs = outcome.log_probs.cpu()
             if self._model.hidden_layers:
+                is_wanted = (request.draft_limit != 0) & (estimate.next_draft_limit != NOT_FOLLOWED)
                 num_rejected = (torch.tensor(admitted) - output_count + 1).where(output_count > 0, 0)
                 hidden = hidden_states.confirmed(
-                    self._model.hidden_states(),
+                    self._model,
                     rows,
                     request_rows,
                     num_rejected[request_rows].tolist(),
-                    (request.draft_limit[request_rows] != 0).tolist(),
+                    is_wanted[request_rows].tolist(),
                     request.num_rows,
                 )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from adaptive_verification.drafting import hidden_state_files
+from adaptive_verification.drafting.hidden_state_kind import is_hidden_state_drafter
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork, NetworkShape
 from adaptive_verification.errors import UnsupportedModel
@@ -134,9 +135,9 @@ def test_a_drafter_survives_being_written_and_read(tmp_path: Path, saved_target:
     fingerprint = hidden_state_files.tokenizer_fingerprint(saved_target)
     hidden_state_files.save(network, tmp_path / "drafter", fingerprint=fingerprint, trained={"target": "tiny"})
     drafter = str(tmp_path / "drafter")
-    assert hidden_state_files.is_hidden_state_drafter(drafter)
+    assert is_hidden_state_drafter(drafter)
     assert hidden_state_files.hidden_layers_of(drafter) == (1, 3)
-    assert not hidden_state_files.is_hidden_state_drafter(saved_target)
+    assert not is_hidden_state_drafter(saved_target)
     assert hidden_state_files.hidden_layers_of("first-layers:6") == ()
     loaded = hidden_state_files.load(drafter, saved_target, OPTIONS)
     mine = HiddenStateModel(network, OPTIONS)

@@ -10,7 +10,15 @@ from tests.table_model import TableModel, random_distributions, state_after
 from tests.table_states_model import TableStatesModel
 from tests.unit.test_lossless import PROMPTS, Tokens, assert_distributed_by
 
-from adaptive_verification.contract import FILL_ONLY, Draft, Estimate, LocalStep, StepRequest, StepResult
+from adaptive_verification.contract import (
+    FILL_ONLY,
+    NOT_FOLLOWED,
+    Draft,
+    Estimate,
+    LocalStep,
+    StepRequest,
+    StepResult,
+)
 from adaptive_verification.contract.hidden_states import NO_STATES, RowStates, of_rows
 from adaptive_verification.drafting.stage import CausalDrafter
 from adaptive_verification.errors import ContractError
@@ -21,8 +29,15 @@ P, Q = random_distributions(VOCAB_SIZE, seed=1), random_distributions(VOCAB_SIZE
 
 
 class AdmitAll:
+    """Follows every sequence but those that it is told not to."""
+
+    def __init__(self) -> None:
+        self.not_followed: set[int] = set()
+
     def step(self, request: StepRequest, draft: Draft) -> Estimate:
-        return Estimate(draft.drafted_count, draft.drafted_count, torch.zeros(1))
+        followed = torch.tensor([int(i) not in self.not_followed for i in request.sequence_id])
+        next_limit = draft.drafted_count.where(followed, torch.tensor(NOT_FOLLOWED, dtype=torch.int32))
+        return Estimate(draft.drafted_count, next_limit, torch.zeros(1))
 
 
 class Loop:
@@ -39,7 +54,8 @@ class Loop:
         )
         target = TableModel(VOCAB_SIZE, P, hidden_layers=(1,))
         verifier = VerifierStage(target, idle_seconds=60)  # type: ignore[arg-type]
-        self.step = LocalStep(self.stage, AdmitAll(), verifier)
+        self.estimator = AdmitAll()
+        self.step = LocalStep(self.stage, self.estimator, verifier)
         self.tokens: dict[int, list[int]] = {}
         self.confirmed: dict[int, int] = {}
         self.states: dict[int, RowStates] = {}
@@ -189,6 +205,25 @@ def test_no_states_are_handed_on_for_rows_that_never_draft() -> None:
     result = loop.run(1, limit=0)
     assert result.hidden_count.tolist() == [0]
     assert result.hidden_states.numel() == 0
+
+
+def test_states_are_handed_on_of_the_followed_rows_alone() -> None:
+    loop = Loop()
+    loop.estimator.not_followed = {1, 3}
+    for sequence_id, prompt in ((1, [1, 2]), (2, [3, 4, 5]), (3, [6])):
+        loop.add(sequence_id, prompt)
+    assert loop.run(1, 2, 3).hidden_count.tolist() == [0, 3, 0]
+    assert [loop.run(1, 2, 3).drafted_count.tolist() for _ in range(3)] == [[0, 3, 0]] * 3
+    for sequence_id, prompt in ((1, [1, 2]), (2, [3, 4, 5]), (3, [6])):
+        assert loop.tokens[sequence_id] == greedy(prompt, len(loop.tokens[sequence_id]))
+
+
+def test_where_nobody_is_followed_nothing_is_handed_on() -> None:
+    loop = Loop()
+    loop.estimator.not_followed = {1}
+    loop.add(1, [1, 2])
+    result = loop.run(1)
+    assert (result.hidden_count.tolist(), result.hidden_states.numel()) == ([0], 0)
 
 
 def test_states_of_another_width_are_refused() -> None:

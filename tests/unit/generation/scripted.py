@@ -14,6 +14,7 @@ from adaptive_verification.contract.hidden_states import NO_STATES
 from adaptive_verification.contract.messages import (
     COUPLED,
     FILL_ONLY,
+    NOT_FOLLOWED,
     REJECTION,
     STATUS_NOT_CACHED,
     STATUS_OK,
@@ -88,6 +89,7 @@ class ScriptedStep:
         self.requests: list[StepRequest] = []
         self.caches: dict[int, list[int]] = {}
         self.next_draft_limit = 16
+        self.not_followed: set[int] = set()
         self.before: Callable[[StepRequest], None] = lambda request: None
         self.loses_cache: Callable[[int, list[int]], bool] = lambda sequence_id, tokens: False
         self._last_accepted: dict[int, int] = {}
@@ -115,7 +117,7 @@ class ScriptedStep:
             status=_int32(statuses),
             drafted_count=request.draft_limit.clamp(min=0),
             admitted_count=_int32(admitted),
-            next_draft_limit=_int32([self.next_draft_limit] * len(outputs)),
+            next_draft_limit=_int32([self._next_draft_limit(i) for i in request.sequence_id.tolist()]),
             output_tokens=_int32([token for output in outputs for token in output]),
             log_probs=torch.zeros(sum(map(len, outputs))),
             hidden_start=_int32([0] * len(outputs)),
@@ -123,6 +125,9 @@ class ScriptedStep:
             hidden_states=NO_STATES.states,
             step_cost=StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, len(outputs), len(self.requests)).to_tensor(),
         )
+
+    def _next_draft_limit(self, sequence_id: int) -> int:
+        return NOT_FOLLOWED if sequence_id in self.not_followed else self.next_draft_limit
 
     def _row(self, request: StepRequest, i: int, sequence_id: int, tokens: list[int]) -> tuple[list[int], int, int]:
         context_length, draft_limit = int(request.context_length[i]), int(request.draft_limit[i])

@@ -87,3 +87,23 @@ def test_a_new_sequences_model_drafts_as_deep_as_the_stages_advised_the_others(
     request = scheduler.step_request(scheduler.schedule())
     assert request.model_draft_limit.tolist() == [1, 1]
     assert request.draft_limit.tolist() == [settings.num_draft_tokens] * 2
+
+
+def test_a_sequence_that_is_not_followed_drafts_with_no_model_and_advises_nobody(
+    byte_tokenizer: Tokenizer, settings: GenerateSettings, step: ScriptedStep
+) -> None:
+    scheduler = make_scheduler(settings)
+    step.next_draft_limit = 2
+    ids = [enqueue(scheduler, byte_tokenizer, max_tokens=20) for _ in range(2)]
+    step.not_followed = {ids[0]}
+    scheduled = scheduler.schedule()
+    scheduler.apply(scheduled, step(scheduler.step_request(scheduled)))
+    enqueue(scheduler, byte_tokenizer, max_tokens=20)
+    scheduled = scheduler.schedule()
+    request = scheduler.step_request(scheduled)
+    assert request.model_draft_limit.tolist() == [0, 2, 2]
+    step.not_followed = set(request.sequence_id.tolist())
+    scheduler.apply(scheduled, step(request))
+    enqueue(scheduler, byte_tokenizer, max_tokens=20)
+    request = scheduler.step_request(scheduler.schedule())
+    assert request.model_draft_limit.tolist() == [0, 0, 0, 2], "the last plan that was seen"

@@ -1,0 +1,102 @@
+"""Whose hidden states are handed on: everybody's while drafting pays, else of a few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.estimation.chain import KEY, make_draft, make_request
+
+from adaptive_verification.contract import FILL_ONLY, NOT_FOLLOWED
+from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve
+from adaptive_verification.estimation.following import newly_followed
+from adaptive_verification.estimation.stage import EstimatorStage
+from adaptive_verification.settings import EstimatorSettings
+
+DEAR_DRAFTS = {
+    VERIFY: CostCurve((1, 64), (1.0, 64.0)),
+    DRAFT_PREFILL: CostCurve((1, 64), (1000.0, 2000.0)),
+    DRAFT_EXTEND: CostCurve((1, 64), (1000.0, 2000.0)),
+}
+CHEAP_DRAFTS = {
+    VERIFY: CostCurve((1, 64), (10.0, 10.1)),
+    DRAFT_PREFILL: CostCurve((1, 64), (0.01, 0.02)),
+    DRAFT_EXTEND: CostCurve((1, 64), (0.01, 0.02)),
+}
+
+
+def stage(curves: dict[str, CostCurve], **settings: Any) -> EstimatorStage:
+    validated = EstimatorSettings.model_validate({"exploration_share": 0.0, **settings})
+    return EstimatorStage(validated, evidence_key=KEY, curves=curves, needs_states=True)
+
+
+def followed(estimator: EstimatorStage, ids: list[int], *, confirmed: int = 5, begins: bool = False) -> list[bool]:
+    """Which rows of a step without drafts are followed from then on."""
+    request = make_request(
+        ids,
+        [confirmed] * len(ids),
+        limits=[7] * len(ids),
+        model_limits=[0] * len(ids),
+        token_count=[confirmed if begins else 1] * len(ids),
+    )
+    estimate = estimator.step(request, make_draft([[]] * len(ids)))
+    return [limit != NOT_FOLLOWED for limit in estimate.next_draft_limit.tolist()]
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, 1), (8, 1), (9, 2), (32, 4)])
+def test_while_nothing_is_drafted_one_row_in_eight_that_begin_is_followed(rows: int, expected: int) -> None:
+    began = np.ones(rows, dtype=bool)
+    chosen = newly_followed(began, ~began, depth=0)
+    assert chosen.tolist() == [True] * expected + [False] * (rows - expected)
+    assert newly_followed(began, ~began, depth=1).all()
+
+
+def test_rows_that_are_followed_already_count() -> None:
+    begins = np.array([False, True, True, True] + [False] * 12)
+    already = np.array([True] + [False] * 15)
+    assert newly_followed(begins, already, depth=0).nonzero()[0].tolist() == [1]
+    already[-1] = True
+    assert not newly_followed(begins, already, depth=0).any()
+
+
+def test_a_sequence_is_decided_about_when_it_begins_and_once() -> None:
+    estimator = stage(DEAR_DRAFTS)
+    assert followed(estimator, [1, 2, 3], begins=True) == [True, False, False]
+    assert followed(estimator, [2, 3]) == [False, False], "what was not handed on before is lost"
+    assert followed(estimator, [2, 4], begins=True) == [True, False], "it is sent anew, so it begins anew"
+    assert followed(estimator, [1, 2, 3, 4]) == [True, True, False, False]
+
+
+def test_while_drafting_pays_everybody_who_begins_is_followed() -> None:
+    estimator = stage(CHEAP_DRAFTS)
+    assert followed(estimator, [1, 2, 3], begins=True) == [True, True, True]
+
+
+def test_a_sequence_that_the_estimator_has_forgotten_may_be_followed() -> None:
+    assert followed(stage(DEAR_DRAFTS), [1, 2, 3], confirmed=50) == [True, True, True]
+
+
+def test_rows_that_want_no_drafts_are_not_among_the_few() -> None:
+    estimator = stage(DEAR_DRAFTS)
+    request = make_request([1, 2, 3], [5] * 3, limits=[0, FILL_ONLY, 7], model_limits=[0] * 3, token_count=[5] * 3)
+    limits = estimator.step(request, make_draft([[]] * 3)).next_draft_limit.tolist()
+    assert [limit != NOT_FOLLOWED for limit in limits] == [False, True, False], "a prompt's first part may be"
+
+
+def test_only_followed_rows_explore() -> None:
+    estimator = stage(DEAR_DRAFTS, exploration_share=0.5)
+    ids = list(range(16))
+    follows = followed(estimator, ids, begins=True)
+    explored = set()
+    for confirmed in range(6, 1200):
+        request = make_request(ids, [confirmed] * 16, limits=[7] * 16, model_limits=[0] * 16)
+        limits = estimator.step(request, make_draft([[]] * 16)).next_draft_limit.tolist()
+        explored |= {row for row, limit in enumerate(limits) if limit > 0}
+    assert explored
+    assert explored <= {row for row in ids if follows[row]} == {0, 1}
+
+
+def test_a_drafter_without_states_can_draft_for_every_row() -> None:
+    estimator = EstimatorStage(EstimatorSettings(), evidence_key=KEY, curves=DEAR_DRAFTS)
+    assert followed(estimator, [1, 2, 3], begins=True) == [True, True, True]
