@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from adaptive_verification.forward import linear
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.loading import model_options
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 from adaptive_verification.serving.default_pair import resolve_model
 from adaptive_verification.settings import ModelSettings
 from perf.as_served import restart_as_served

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 from tests.device import DEVICE
 
 

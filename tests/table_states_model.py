@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 from tests.table_model import state_after
 
 OWN_STATE = -1.0

@@ -13,7 +13,8 @@ from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwo
 from adaptive_verification.forward.causal_model import ModelOptions
 from adaptive_verification.forward.fused_forward import FusedDecoder, can_fuse_decoder
 from adaptive_verification.forward.linear import use_fastest_linear
-from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row, zeros
+from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, zeros
+from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.transformers_forward import Attention, TransformersDecoder, attention_dimensions
 
 

@@ -19,7 +19,7 @@ from adaptive_verification.drafting.handed_on_states import HandedOnStates
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.proposal import Keys, Proposal, propose
 from adaptive_verification.forward.causal_model import CausalModel
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
 from adaptive_verification.forward.step_rows import place_rows
 from adaptive_verification.ragged import mask

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from adaptive_verification.errors import UnsupportedModel
 from adaptive_verification.forward.fused_forward import FusedForward
 from adaptive_verification.forward.linear import use_fastest_linear
-from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row
+from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
+from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.transformers_forward import TransformersForward, attention_dimensions
 
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")

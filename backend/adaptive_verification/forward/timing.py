@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.estimation.cost_model import CostCurve, measure_curve
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 
 _CONTEXT_TOKENS = 128
 """Cached tokens of each timed row: an ordinary chat turn. Longer contexts show in the live times."""

@@ -52,6 +52,9 @@ def process_variables(threads: int) -> dict[str, str]:
     """
     return {
         "OMP_NUM_THREADS": str(threads),
+        "NUMBA_NUM_THREADS": str(threads),
+        # what was compiled stays compiled, also where the package's own directory cannot be written
+        "NUMBA_CACHE_DIR": str(home() / "compiled"),
         # libgomp, which torch's CPU wheels use: rounds of spinning before an idle thread sleeps. Overrides the policy.
         "GOMP_SPINCOUNT": "10000",
         # LLVM's and Intel's OpenMP, in builds that use them: milliseconds of spinning.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.forward.causal_model import CausalModel
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 from adaptive_verification.sampling import noise
 from adaptive_verification.sampling.truncation import Candidates
 from adaptive_verification.training.jobs import USER_SAMPLING, Job, Sampling

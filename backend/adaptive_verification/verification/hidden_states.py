@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.forward.causal_model import CausalModel
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 
 
 class HandedOn(NamedTuple):

@@ -21,7 +21,7 @@ from adaptive_verification.contract import (
     StepResult,
 )
 from adaptive_verification.forward.causal_model import CausalModel
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
 from adaptive_verification.forward.step_rows import place_rows
 from adaptive_verification.ragged import pad

@@ -19,7 +19,7 @@ from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwo
 from adaptive_verification.errors import UnsupportedModel
 from adaptive_verification.forward.causal_model import CausalModel, ModelOptions
 from adaptive_verification.forward.hidden_states import decoder_layers
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 from adaptive_verification.training.batches import make_batch
 from adaptive_verification.training.objective import unrolled
 from adaptive_verification.training.shards import CollectedSequence

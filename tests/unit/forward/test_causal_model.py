@@ -13,7 +13,7 @@ from transformers import Gemma2Config, LlamaConfig, PreTrainedModel
 
 from adaptive_verification.errors import UnsupportedModel
 from adaptive_verification.forward.causal_model import CausalModel, ModelOptions
-from adaptive_verification.forward.ragged_attention import Row
+from adaptive_verification.forward.row import Row
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.12}  # relative to the spread of the logits
 

@@ -15,7 +15,8 @@ from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTraine
 
 from adaptive_verification.errors import UnsupportedModel
 from adaptive_verification.forward.fused_forward import FusedForward
-from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row
+from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
+from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.transformers_forward import TransformersForward, attention_dimensions
 
 LLAMA_3_ROPE = {

@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, Row, plan_segments
+from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
+from adaptive_verification.forward.row import Row
+from adaptive_verification.forward.segments import plan_segments
+from adaptive_verification.forward.short_rows import short_rows
 
 KV_HEADS, GROUPS, KEY_DIM, VALUE_DIM, NUM_SLOTS, CAPACITY = 2, 3, 4, 5, 40, 600
 SCALING = 0.37
@@ -34,6 +37,11 @@ BATCHES = {
     "far and near": [Row(0, 5, 1), Row(1, 500, 2), Row(2, 5, 1), Row(20, 5, 1)],
     "alone": [Row(7, 30, 5)],
 }
+
+
+@pytest.fixture(autouse=True)
+def few_positions_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adaptive_verification.forward.short_rows.FEWEST_POSITIONS", 1)
 
 
 def cache_and_inputs(rows: list[Row]) -> tuple[KVCache, Tensor, Tensor, Tensor]:
@@ -74,48 +82,75 @@ def test_packed_attention_equals_row_by_row(name: str) -> None:
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_both_ways_to_attend_are_among_the_batches_above() -> None:
-    """Matrix products and torch's own attention, with and without a mask; views and copies of the cache."""
-    segments = [segment for rows in BATCHES.values() for segment in plan_segments(rows)]
-    assert {segment.query_length * GROUPS > 12 for segment in segments} == {True, False}
-    assert {isinstance(segment.slots, range) for segment in segments} == {True, False}
-    few_queries = [segment for segment in segments if segment.query_length * GROUPS <= 12]
-    assert {len(segment.slots) > 1 for segment in few_queries} == {True, False}
+def test_long_rows_of_these_batches_meet_every_shape_of_segment() -> None:
+    """One row and several, with a mask and without; and every batch but one has short rows."""
+    as_long = [segment for rows in BATCHES.values() for segment in plan_segments(rows)]
+    assert {segment.num_slots > 1 for segment in as_long} == {True, False}
+    assert {segment.num_slots > len(segment.rows) for segment in as_long} == {True, False}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("most_tokens", [0, 1, 1000])
+@pytest.mark.parametrize("name", BATCHES)
+def test_it_does_not_matter_which_rows_are_taken_for_short(
+    name: str, most_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = BATCHES[name]
+    cache, query, key, value = cache_and_inputs(rows)
+    expected = row_by_row(rows, cache, query, key, value)
+    monkeypatch.setattr("adaptive_verification.forward.short_rows.MOST_TOKENS", most_tokens)
+    output = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
+    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_every_row_is_in_one_segment_that_is_as_long_as_it(seed: int) -> None:
-    rows = random_rows(1 + seed, [1, 1, 1, 2, 5, 40], seed)
+    rows = random_rows(1 + 2 * seed, [1, 1, 1, 2, 5, 40], seed)
     segments = plan_segments(rows)
     assert sorted(index for segment in segments for index in segment.rows) == list(range(len(rows)))
     for segment in segments:
-        for place, index in enumerate(segment.rows):
-            row = rows[index]
-            assert row.slot in segment.slots
-            assert isinstance(segment.slots, range) or segment.slots[place] == row.slot
-            assert row.query_length <= segment.query_length
-            assert row.context_length + row.query_length <= segment.total_length
+        for index in segment.rows:
+            assert segment.first_slot <= rows[index].slot < segment.first_slot + segment.num_slots
+            assert rows[index].query_length <= segment.query_length
+            assert rows[index].context_length + rows[index].query_length <= segment.total_length
 
 
-def test_a_few_rows_of_many_tokens_do_not_pad_the_others() -> None:
-    run, copied = plan_segments(FEW_LONG_AMONG_MANY)
-    assert (run.query_length, len(run.rows)) == (1, 26)
-    assert copied.slots == (3, 10, 17, 24)
-
-
-def test_rows_of_equal_tokens_are_never_copied() -> None:
-    (run,) = plan_segments([Row(slot, 150, 4) for slot in range(30)])
-    assert run.slots == range(30)
-
-
-def test_matrix_products_and_torchs_attention_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_rows_numbers_do_not_depend_on_the_other_rows() -> None:
     rows = BATCHES["any"]
     cache, query, key, value = cache_and_inputs(rows)
-    by_products = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
-    monkeypatch.setattr("adaptive_verification.forward.ragged_attention._MOST_QUERIES_BY_PRODUCTS", 0)
-    by_torch = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
-    assert not torch.equal(by_products, by_torch)
-    torch.testing.assert_close(by_products, by_torch, atol=1e-6, rtol=1e-5)
+    together = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
+    start = 0
+    for row in rows:
+        own = slice(start, start + row.query_length)
+        alone = RaggedBatch([row], cache).attend(0, query[own], key[own], value[own], SCALING)
+        torch.testing.assert_close(together[own], alone, atol=0, rtol=0)
+        start += row.query_length
+
+
+def test_short_rows_with_little_to_read_are_taken_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row(0, 98, 2), Row(1, 300, 9), Row(2, 98, 2)]
+    for fewest, expected in ((200, [True, False, True]), (201, [False, False, False])):
+        monkeypatch.setattr("adaptive_verification.forward.short_rows.FEWEST_POSITIONS", fewest)
+        assert short_rows(rows, torch.float32, torch.device("cpu")).tolist() == expected
+    assert not short_rows(rows, torch.bfloat16, torch.device("cpu")).any()
+
+
+def test_what_is_no_number_stays_none() -> None:
+    """A target whose weights are broken must not look as if it were sound."""
+    rows = [Row(0, 3, 1), Row(1, 3, 1)]
+    cache, query, key, value = cache_and_inputs(rows)
+    query[0, 0, 0] = torch.nan
+    output = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
+    assert output[0, 0].isnan().all()
+    assert not output[0, 1:].isnan().any()
+    assert not output[1].isnan().any()
+
+
+def test_the_queries_may_be_a_part_of_a_larger_tensor() -> None:
+    rows = BATCHES["few draft"]
+    cache, query, key, value = cache_and_inputs(rows)
+    joined = torch.cat([query, key], 1)
+    output = RaggedBatch(rows, cache).attend(0, joined[:, : query.shape[1]], key, value, SCALING)
+    assert torch.equal(output, RaggedBatch(rows, cache).attend(0, query, key, value, SCALING))
 
 
 def test_grouped_heads_are_those_of_torch() -> None:
