@@ -258,14 +258,14 @@ class CostModel:
         """The same at increasing numbers of tokens."""
         return self._curves[VERIFY].at_all(tokens) + self.other_ms
 
-    def draft_ms(self, prefill_tokens: int, rows: int, depth: int) -> float:
+    def draft_ms(self, prefill_tokens: float, rows: int, depth: int) -> float:
         """Milliseconds of drafting `rows` rows so deep with the model."""
         if depth == 0 or not self._has_drafting_model:
             return 0.0
         further_ms = (depth - 1) * self._curves[DRAFT_EXTEND].at(rows) if depth > 1 else 0.0
         return self._curves[DRAFT_PREFILL].at(prefill_tokens) + further_ms
 
-    def all_draft_ms(self, prefill_tokens: int, rows: int, deepest: int) -> list[float]:
+    def all_draft_ms(self, prefill_tokens: float, rows: int, deepest: int) -> list[float]:
         """The same 0, 1, ... `deepest` deep."""
         return [self.draft_ms(prefill_tokens, rows, depth) for depth in range(deepest + 1)]
 

@@ -31,6 +31,8 @@ pays, and then only exploration can correct it."""
 STEPS_BETWEEN_PLANS = 4
 """A depth is planned anew so often, and whenever the kind or number of rows changes: what else it rests on moves by a
 few percent a step, and planning would be a seventh of the whole stage's time."""
+PROMPTS_LEARNING_RATE = 0.01
+"""The mean number of a step's prompt tokens is that of the last hundred steps or so."""
 EXPLORED_BEYOND_PLAN = 2
 """Exploring rows draft so much deeper than the plan. Where that turns out to pay the plan follows, and they go on."""
 
@@ -53,6 +55,8 @@ class Block:
     """`[rows, k]`, of this block; may only rank, unless the block is settled."""
     looked_up: NDArray[np.bool_]
     """`[rows]` bool: rows whose drafts cost no drafting; known before the block was drafted, as all that follows."""
+    followed: NDArray[np.bool_]
+    """`[rows]` bool: rows that a model could draft for."""
 
     limits: NDArray[np.int64]
     """`[rows]` int64, drafts that each row could have had."""
@@ -91,6 +95,8 @@ class Decision:
     """Drafts that this step would verify at most, beside those of exploring rows."""
     depth: int
     """Planned depth of the rows that do not explore."""
+    depth_of_all: int
+    """What it would be if a model could draft for every row."""
 
 
 class Policy(Protocol):
@@ -144,7 +150,8 @@ class Adaptive:
         self._exploration_share = exploration_share
         self._exploration = Exploration()
         self._planned_for: tuple[int, ...] = ()
-        self._planned_depth = 0
+        self._planned_depths = (0, 0)
+        self._mean_prompt_tokens = 0.0
 
     def decide(self, block: Block) -> Decision:
         if not self._costs.ready:
@@ -152,21 +159,27 @@ class Adaptive:
         budget = self._budget(block)
         admitted = admit(block.survival, np.where(block.exploring, 0, block.counts), budget)
         admitted = np.where(block.exploring, block.counts, admitted)
-        depth = self._plan(block, admitted)
+        self._mean_prompt_tokens += PROMPTS_LEARNING_RATE * (block.prompt_tokens - self._mean_prompt_tokens)
+        depth, depth_of_all = self._plan(block, admitted)
         explored_depth = min(depth + EXPLORED_BEYOND_PLAN, self._deepest)
         next_limit = np.full_like(block.counts, self._as_limit(depth, block))
         explores = np.zeros_like(block.exploring)
         rows = self._exploring_rows(block, budget, depth, explored_depth)
         next_limit[rows] = self._as_limit(explored_depth, block)
         explores[rows] = True
-        return Decision(admitted, next_limit, explores, budget, depth)
+        return Decision(admitted, next_limit, explores, budget, depth, depth_of_all)
 
-    def _plan(self, block: Block, admitted: NDArray[np.int64]) -> int:
-        """The depth of the next steps' rows, which may have been planned a few steps ago."""
-        rows = (block.sampling_rows, np.count_nonzero(block.looked_up), block.recent_survival.shape[1])
+    def _plan(self, block: Block, admitted: NDArray[np.int64]) -> tuple[int, int]:
+        """The depth of the next steps' rows, and if all were followed; may have been planned a few steps ago."""
+        num_followed = np.count_nonzero(block.followed)
+        deepest = block.recent_survival.shape[1]
+        rows = (block.sampling_rows, num_followed, np.count_nonzero(block.looked_up), deepest)
         if block.step % STEPS_BETWEEN_PLANS == 0 or rows != self._planned_for:
-            self._planned_depth, self._planned_for = self._depth(block, admitted), rows
-        return self._planned_depth
+            depth = self._depth(block, admitted, block.looked_up | ~block.followed)
+            all_are = num_followed == len(block.followed)
+            self._planned_depths = depth, depth if all_are else self._depth(block, admitted, block.looked_up)
+            self._planned_for = rows
+        return self._planned_depths
 
     def _as_limit(self, depth: int, block: Block) -> int:
         """The full depth is no limit at all, so a caller that would draft deeper still shows it."""
@@ -214,11 +227,15 @@ class Adaptive:
         base_tokens = block.base_tokens - np.count_nonzero(block.looked_up)
         return self._costs.draft_ms(base_tokens, np.count_nonzero(models), depth)
 
-    def _depth(self, block: Block, admitted: NDArray[np.int64]) -> int:
-        """Of the rows that a model drafts, of which the next step has as many as this one, or one."""
+    def _depth(self, block: Block, admitted: NDArray[np.int64], is_other: NDArray[np.bool_]) -> int:
+        """Of the rows that a model drafts, of which the next step has as many as this one, or one.
+
+        Prompts are not free for a model that drafts: it must compute them, too. Whenever they come, they are counted by
+        what has come on average.
+        """
         looked_up = block.looked_up
-        others = np.count_nonzero(looked_up)
-        rows = (block.sampling_rows or len(block.counts)) - others or min(others, 1)
+        others = np.count_nonzero(is_other)
+        rows = max(0, (block.sampling_rows or len(block.counts)) - others) or min(others, 1)
         sample, deepest = block.recent_survival.shape
         if rows == 0 or deepest == 0:
             return deepest
@@ -230,10 +247,11 @@ class Adaptive:
             others_expected += float(block.survival[looked_up].sum(where=is_admitted))
         drafts = np.arange(sample * deepest + 1) * (rows / sample)
         verify_ms = self._verify_ms(block, base_tokens + others_tokens + drafts)
-        draft_ms = self._costs.all_draft_ms(base_tokens, rows, deepest)
-        backlog = int(block.backlog[~looked_up].clip(0).sum())
+        draft_tokens = rows + self._mean_prompt_tokens * rows / (rows + others)
+        draft_ms = self._costs.all_draft_ms(draft_tokens, rows, deepest)
+        backlog = int(block.backlog[~is_other].clip(0).sum())
         if backlog and deepest:
-            catch_up_ms = self._costs.draft_ms(base_tokens + backlog, rows, 1) - draft_ms[1]
+            catch_up_ms = self._costs.draft_ms(draft_tokens + backlog, rows, 1) - draft_ms[1]
             steps = max(FEWEST_STEPS_PER_CATCH_UP, backlog / rows)
             draft_ms = [draft_ms[0], *(ms + catch_up_ms / steps for ms in draft_ms[1:])]
         return best_depth(block.recent_survival, rows, verify_ms, draft_ms, others_expected)
@@ -246,4 +264,5 @@ def _same_for_all(block: Block, admitted: NDArray[np.int64], next_limit: int) ->
         explores_next=np.zeros_like(block.exploring),
         budget=int(admitted.sum()),
         depth=next_limit,
+        depth_of_all=next_limit,
     )

@@ -179,9 +179,14 @@ class EstimatorStage:
     def _for_followed(self, rows: StepRows, decision: Decision) -> NDArray[np.int64]:
         """The next limits, of the rows that are followed."""
         followed = self._memory.followed[rows.slots] & ~rows.begins
-        followed |= newly_followed(rows.begins & (rows.asked != 0), followed, decision.depth)
+        followed |= newly_followed(rows.begins & (rows.asked != 0), followed, decision.depth_of_all)
         self._memory.followed[rows.slots] = followed
         return np.where(followed, decision.next_limit, NOT_FOLLOWED)
+
+    def _may_explore(self, rows: StepRows) -> NDArray[np.bool_]:
+        """Of a row that begins it is not decided yet whether it is followed."""
+        followed = self._memory.followed[rows.slots]
+        return followed & ~rows.begins if self._needs_states else followed
 
     def _check_features(self, draft: Draft) -> None:
         num_values, num_drafts = draft.draft_features.numel(), draft.draft_log_odds.numel()
@@ -316,13 +321,14 @@ class EstimatorStage:
             log_odds=log_odds,
             survival=whole_survival[:, :depth],
             looked_up=looked_up,
+            followed=memory.followed[slots],
             limits=rows.limits,
             expected_survival=expected_survival,
             exploring=memory.exploring[slots],
             base_tokens=base_tokens,
             prompt_tokens=base_tokens - rows.num_sampling,
             sampling_rows=rows.num_sampling,
-            backlog=np.where((rows.asked > 0) & memory.followed[slots], backlog, UNKNOWN_BACKLOG),
+            backlog=np.where((rows.asked > 0) & self._may_explore(rows), backlog, UNKNOWN_BACKLOG),
             settled=rows.settled,
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],
             step=self.steps,

@@ -30,6 +30,7 @@ def _block(**changes: Any) -> Block:
         "log_odds": np.log(acceptance) - np.log1p(-acceptance),
         "survival": survival(acceptance),
         "looked_up": np.zeros(3, dtype=bool),
+        "followed": np.ones(3, dtype=bool),
         "limits": np.array([4, 4, 3]),
         "expected_survival": survival(np.full((3, 16), 0.7, dtype=np.float32)),
         "exploring": np.zeros(3, dtype=bool),
@@ -226,6 +227,38 @@ def test_a_models_depth_is_planned_for_the_rows_it_drafts_while_the_others_wait(
     assert for_the_next <= one_of_three < alone
 
 
+def test_the_depth_is_planned_for_the_followed_rows_and_besides_as_if_all_were() -> None:
+    policy = make_policy(EstimatorSettings.model_validate({}), CostModel(CURVES))
+    nothing = {"survival": np.zeros((3, 4), np.float32)}
+    all_are = policy.decide(_block(**nothing))
+    assert all_are.depth == all_are.depth_of_all
+    one_is = policy.decide(_block(**nothing, followed=np.array([False, True, False])))
+    assert one_is.depth < one_is.depth_of_all == all_are.depth
+    one_alone = _block(**nothing, looked_up=np.array([True, False, True]))
+    assert one_is.depth == policy.decide(one_alone).depth, "rows without drafts wait like looked-up ones"
+
+
+def test_prompts_make_drafting_dear_for_they_must_be_drafted_from_too() -> None:
+    middling = survival(np.full((64, 7), 0.5, dtype=np.float32))
+    curves = {**CURVES, DRAFT_PREFILL: CostCurve((1, 3, 100), (1.0, 1.1, 100.0))}
+
+    def depths(prompt_tokens: int) -> set[int]:
+        """Of the steps without prompts, where every tenth step has so many tokens of them."""
+        policy = make_policy(EstimatorSettings.model_validate({"exploration_share": 0}), CostModel(curves))
+        seen = set()
+        for step in range(600):
+            tokens = prompt_tokens if step % 10 == 0 else 0
+            depth = policy.decide(
+                _block(recent_survival=middling, base_tokens=3 + tokens, prompt_tokens=tokens, step=step)
+            ).depth
+            if step > 500 and not tokens:
+                seen.add(depth)
+        return seen
+
+    (without,), (few,), (many,) = depths(0), depths(10), depths(500)
+    assert without >= few > many == 0
+
+
 def test_a_threshold_keeps_what_was_looked_up_since_its_q_is_1() -> None:
     block = _block(log_odds=np.zeros((3, 4), np.float32), looked_up=np.array([False, True, False]))
     assert _decide(block=block, trim="threshold", threshold=0.9)[0] == [0, 4, 0]
@@ -245,6 +278,7 @@ def test_no_rows_are_no_problem() -> None:
         log_odds=np.zeros((0, 0), np.float32),
         survival=np.zeros((0, 0), np.float32),
         looked_up=np.zeros(0, bool),
+        followed=np.zeros(0, bool),
         limits=np.zeros(0, np.int64),
         expected_survival=np.zeros((0, 16), np.float32),
         exploring=np.zeros(0, bool),
