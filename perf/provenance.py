@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-_PACKAGES = ("torch", "transformers", "nvidia-pytriton", "tritonclient", "numpy")
+_PACKAGES = ("torch", "transformers", "numba", "nvidia-pytriton", "tritonclient", "numpy")
 
 
 def provenance() -> str:

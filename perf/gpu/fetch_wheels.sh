@@ -11,5 +11,5 @@ for glibc in 17 24 27 28 31 34 35; do platforms+=(--platform "manylinux_2_${glib
 "$python" -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
     "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --dest perf/gpu/wheels \
     nvidia-pytriton==0.7.0 tritonclient==2.50.0 'numpy<2' 'protobuf<6' grpcio python-rapidjson \
-    pytest pytest-timeout iniconfig pluggy hypothesis sortedcontainers 'scipy<1.15' gguf matplotlib contourpy
+    numba llvmlite pytest pytest-timeout iniconfig pluggy hypothesis sortedcontainers 'scipy<1.15' gguf matplotlib contourpy
 du -sh perf/gpu/wheels
