@@ -286,7 +286,9 @@ class EstimatorStage:
         memory, slots, looked_up, depth = self._memory, rows.slots, rows.looked_up, rows.depth
         deepest_asked = min(int(rows.asked.max(initial=0)), self.settings.max_draft_tokens)
         self._deepest_asked = max(self._deepest_asked, deepest_asked)
-        base_tokens = int(self._uncached_tokens(rows)[rows.served].sum())
+        decoding = self._decoding(rows)
+        # tokens that the target must compute beside the drafts
+        base_tokens = int(np.where(decoding, 1, rows.new_tokens)[rows.served].sum())
 
         log_odds = clean(rows.padded(draft.draft_log_odds.numpy(), depth))  # [rows, k]
         draft_features = self._draft_features(draft, rows, depth)
@@ -322,7 +324,7 @@ class EstimatorStage:
             survival=whole_survival[:, :depth],
             looked_up=looked_up,
             followed=memory.followed[slots],
-            limits=rows.limits,
+            limits=rows.limits if not self._needs_states else np.where(decoding | looked_up, rows.limits, 0),
             expected_survival=expected_survival,
             exploring=memory.exploring[slots],
             base_tokens=base_tokens,
@@ -342,12 +344,11 @@ class EstimatorStage:
         sent = draft.draft_features.numpy().reshape(-1, len(DRAFT_FEATURES))
         return torch.from_numpy(clean(rows.padded(sent, depth)))
 
-    def _uncached_tokens(self, rows: StepRows) -> NDArray[np.int64]:
-        """Tokens of each row that the target must compute beside the drafts: one for a row that goes on decoding."""
+    def _decoding(self, rows: StepRows) -> NDArray[np.bool_]:
+        """`[rows]`: those that go on with what the last step gave, of which the target has computed all but one."""
         memory, slots = self._memory, rows.slots
         grown = rows.confirmed_tokens - memory.confirmed_tokens[slots]
-        decoding = memory.has_block[slots] & (grown >= 0) & (grown <= memory.admitted[slots] + 1)
-        return np.where(decoding, 1, rows.new_tokens)
+        return memory.has_block[slots] & (grown >= 0) & (grown <= memory.admitted[slots] + 1)
 
     def _design(self, feature: NDArray[np.float32], history: NDArray[np.float32]) -> NDArray[np.float32]:
         """`[rows, k, m]` for the fit, from the draft's feature `[rows, k]` and the sequence's history `[rows]`."""

@@ -11,6 +11,7 @@ from tests.unit.estimation.chain import KEY, make_draft, make_request
 from adaptive_verification.contract import FILL_ONLY, NOT_FOLLOWED
 from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve
 from adaptive_verification.estimation.following import newly_followed
+from adaptive_verification.estimation.policy import Block, Decision
 from adaptive_verification.estimation.stage import EstimatorStage
 from adaptive_verification.settings import EstimatorSettings
 
@@ -100,3 +101,21 @@ def test_only_followed_rows_explore() -> None:
 def test_a_drafter_without_states_can_draft_for_every_row() -> None:
     estimator = EstimatorStage(EstimatorSettings(), evidence_key=KEY, curves=DEAR_DRAFTS)
     assert followed(estimator, [1, 2, 3], begins=True) == [True, True, True]
+
+
+def test_in_a_step_that_brings_more_than_the_last_one_gave_a_model_has_no_states_to_draft_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    estimator = stage(CHEAP_DRAFTS)
+    limits = []
+    decide = estimator._policy.decide
+
+    def seen(block: Block) -> Decision:
+        limits.append(block.limits.tolist())
+        return decide(block)
+
+    monkeypatch.setattr(estimator._policy, "decide", seen)
+    drafts = make_draft([[], [], [0.0] * 3], match_length=[0, 0, 5])
+    estimator.step(make_request([1, 2, 3], [9, 5, 20], limits=[7] * 3, token_count=[9, 5, 20]), drafts)
+    estimator.step(make_request([1, 2, 3], [10, 15, 21], limits=[7] * 3, token_count=[1, 10, 1]), make_draft([[]] * 3))
+    assert limits == [[0, 0, 3], [7, 0, 7]]
