@@ -19,14 +19,15 @@ from typing import Any
 Batch = dict[str, Any]
 
 
-def serve(generate: Callable[[Batch], int]) -> None:
+def serve(load: Callable[[], Callable[[Batch], int]]) -> None:
     """Answers batches until the input ends.
 
     Args:
-        generate: does one batch and returns its number of output tokens.
+        load: makes the function that does one batch and returns its number of output tokens.
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print, while they load or later, is no answer
+    generate = load()
     for line in sys.stdin:
         started = time.perf_counter()
         try:

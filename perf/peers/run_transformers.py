@@ -76,4 +76,4 @@ class Peer:
 
 
 if __name__ == "__main__":
-    serve(Peer(*sys.argv[1:]).generate)
+    serve(lambda: Peer(*sys.argv[1:]).generate)

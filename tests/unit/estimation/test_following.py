@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -119,3 +120,13 @@ def test_in_a_step_that_brings_more_than_the_last_one_gave_a_model_has_no_states
     estimator.step(make_request([1, 2, 3], [9, 5, 20], limits=[7] * 3, token_count=[9, 5, 20]), drafts)
     estimator.step(make_request([1, 2, 3], [10, 15, 21], limits=[7] * 3, token_count=[1, 10, 1]), make_draft([[]] * 3))
     assert limits == [[0, 0, 3], [7, 0, 7]]
+
+
+def test_whom_to_follow_is_decided_as_if_a_model_could_draft_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a few followed rows, for which drafting does not pay, would keep everybody from being followed."""
+    estimator = stage(DEAR_DRAFTS)
+    decide = estimator._policy.decide
+    monkeypatch.setattr(
+        estimator._policy, "decide", lambda block: dataclasses.replace(decide(block), depth=0, depth_of_all=1)
+    )
+    assert followed(estimator, [1, 2, 3], begins=True) == [True, True, True]
