@@ -69,7 +69,7 @@ class Lane:
     ) -> None:
         self.away_s = 0.0
         """Spent in other lanes, which this one's estimator must not take for its own."""
-        self.tokens, self.drafts, self.steps, self.seconds = 0, 0, 0, 0.0
+        self.begin_round()
         drafter_path = resolve_drafter("default", "default")
         estimator = EstimatorStage(
             EstimatorSettings.model_validate(dict(arm.estimator_settings)),

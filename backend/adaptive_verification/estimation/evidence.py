@@ -24,7 +24,6 @@ def history_increments(
     probability: NDArray[np.float32], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """What one step's labels add to the two sums. Arguments `[rows, k]`: predictions without h, 0 or 1, 0 or 1."""
-    counted = probability * labelled
     residual = np.einsum("rk,rk->r", accepted - probability, labelled)
-    information = np.einsum("rk,rk->r", counted, 1 - probability)
+    information = np.einsum("rk,rk->r", probability * labelled, 1 - probability)
     return residual, information

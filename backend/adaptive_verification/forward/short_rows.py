@@ -40,8 +40,10 @@ def short_rows(rows: Sequence[Row], dtype: torch.dtype, device: torch.device) ->
     """Which rows of a batch are to be attended to here."""
     if dtype != torch.float32 or device.type != "cpu":
         return np.zeros(len(rows), dtype=bool)
-    are_short = np.array([row.query_length <= MOST_TOKENS for row in rows])
-    positions = sum(row.context_length + row.query_length for row in rows if row.query_length <= MOST_TOKENS)
+    lengths = np.array([row.query_length for row in rows])
+    contexts = np.array([row.context_length for row in rows])
+    are_short = lengths <= MOST_TOKENS
+    positions = (contexts + lengths)[are_short].sum()
     return are_short & (positions >= FEWEST_POSITIONS)
 
 
