@@ -35,12 +35,10 @@ class TableModel:
         self._cached = [[-1] * capacity for _ in range(num_slots)]
         self.num_computed_tokens = 0
         self.hidden_layers = hidden_layers
-        self._states: list[float] = []
 
     def forward(self, token_ids: Tensor, rows: list[Row], logits_at: Tensor | None) -> Tensor:
         """Log-probabilities, float64, after the packed places asked for."""
         logits, last = [], []
-        self._states = []
         tokens = token_ids.tolist()
         assert len(tokens) == sum(row.query_length for row in rows)
         self.num_computed_tokens += len(tokens)
@@ -51,17 +49,19 @@ class TableModel:
                 prefix = tuple(cached[: position + 1])
                 assert -1 not in prefix, "a position before this one was never computed"
                 logits.append(self._distribution(prefix).to(torch.float64).log())
-                self._states.append(state_after(prefix))
             last.append(len(logits) - 1)
         places = last if logits_at is None else logits_at.tolist()
         return (torch.stack(logits)[places] if places else torch.empty(0, self.vocab_size, dtype=torch.float64)).to(
             DEVICE
         )
 
-    def hidden_states(self, places: Tensor | None = None) -> Tensor:
+    def hidden_states(self, slots: Tensor, positions: Tensor) -> Tensor:
         """`[m, 1]`: one number that tells the prefix."""
-        states = torch.tensor(self._states, device=DEVICE)[:, None]
-        return states if places is None else states[places]
+        prefixes = [self._cached[slot][: position + 1] for slot, position in zip(slots, positions, strict=True)]
+        return torch.tensor([state_after(tuple(prefix)) for prefix in prefixes], device=DEVICE)[:, None]
+
+    def copy_prefix(self, from_slot: int, to_slot: int, start: int, end: int) -> None:
+        self._cached[to_slot][start:end] = self._cached[from_slot][start:end]
 
 
 def state_after(prefix: tuple[int, ...]) -> float:

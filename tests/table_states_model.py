@@ -44,6 +44,9 @@ class TableStatesModel(HiddenStateModel):
         for slot, position, state in zip(slots.tolist(), positions.tolist(), states[:, 0].tolist(), strict=True):
             self._given[slot][position] = state
 
+    def copy_prefix(self, from_slot: int, to_slot: int, start: int, end: int) -> None:
+        self._cached[to_slot][start:end] = self._cached[from_slot][start:end]
+
     def clear_states(self, slot: int, start: int, end: int) -> None:
         for position in range(start, end):
             self._given[slot][position] = OWN_STATE

@@ -68,6 +68,11 @@ class ModelSettings(StageSettings):
     idle_seconds: float = Field(
         120.0, gt=0, description="A sequence unused for so long may lose its slot even where others are free."
     )
+    prefix_caching: bool = Field(
+        True,
+        description="Whether a sequence takes over what another one, present or past, has computed of the same "
+        "beginning. `false` where response times must not tell whether somebody else sent the same text.",
+    )
 
 
 class VerifierSettings(ModelSettings):

@@ -43,6 +43,8 @@ class StepCost(NamedTuple):
     verify_rows: float
     verify_tokens: float
     """Tokens in the target's forward: what its cache lacked, and the admitted drafts."""
+    reused_tokens: float = 0.0
+    """Tokens that were not computed because another sequence had been."""
 
     def to_tensor(self) -> Tensor:
         return torch.tensor([*self.draft, *self[1:]], dtype=torch.float32)

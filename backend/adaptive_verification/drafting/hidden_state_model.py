@@ -73,6 +73,11 @@ class HiddenStateModel:
         context = self._network.context_of_target(states.to(self.device, self.dtype))
         self._contexts[slots.to(self.device), positions.to(self.device) + 1] = context
 
+    def copy_prefix(self, from_slot: int, to_slot: int, start: int, end: int) -> None:
+        """Keys and values of positions `start` to `end` of one slot, into another. States are sent anew with each
+        sequence."""
+        self._cache.copy_prefix(from_slot, to_slot, start, end)
+
     def clear_states(self, slot: int, start: int, end: int) -> None:
         """Forgets the states of positions `start` to `end`: none were sent, and what is there is another sequence's."""
         self._contexts[slot, start + 1 : end + 1] = 0

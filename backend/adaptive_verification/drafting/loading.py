@@ -75,6 +75,7 @@ def _load_model(settings: DrafterSettings, drafter: str, target: str) -> CausalD
         draft_top_k=settings.draft_top_k,
         max_catch_up_tokens=settings.max_catch_up_tokens,
         with_features=settings.draft_features == "all",
+        prefix_caching=settings.prefix_caching,
     )
 
 

@@ -49,6 +49,7 @@ class CausalDrafter:
         draft_top_k: int,
         max_catch_up_tokens: int,
         with_features: bool = False,
+        prefix_caching: bool = True,
     ) -> None:
         """`target_vocab_size`: ids from there on, which padding of the drafter's embedding may add, are never
         drafted. `with_features`: the drafts carry `estimation.features.DRAFT_FEATURES`."""
@@ -59,7 +60,9 @@ class CausalDrafter:
         self._draft_top_k = min(draft_top_k, self._num_ids)
         self._max_catch_up_tokens = max_catch_up_tokens
         self._with_features = with_features
-        self._table = SequenceTable(model.num_slots, model.capacity, idle_seconds)
+        self._table = SequenceTable(
+            model.num_slots, model.capacity, idle_seconds, model.copy_prefix if prefix_caching else None
+        )
 
     @torch.inference_mode()
     def step(self, request: StepRequest) -> Draft:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from adaptive_verification.errors import UnsupportedModel
 from adaptive_verification.forward.fused_forward import FusedForward
 from adaptive_verification.forward.linear import use_fastest_linear
-from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
+from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch, zeros
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.transformers_forward import TransformersForward, attention_dimensions
 
@@ -45,7 +45,7 @@ class CausalModel:
         """Takes a model that is in place (device, type, eval mode).
 
         Args:
-            hidden_layers: whose outputs `hidden_states` gives after a forward, see `forward.hidden_states`.
+            hidden_layers: whose outputs are kept beside keys and values, see `forward.hidden_states`.
 
         Raises:
             UnsupportedModel: packed attention would not compute what the model computes by itself.
@@ -80,6 +80,8 @@ class CausalModel:
         _check_probe(self._forward, model, reference, new_cache(len(_PROBE_LENGTHS), max(_PROBE_LENGTHS)))
         self.cache = new_cache(options.num_slots, options.max_context_tokens)
         self.hidden_layers = tuple(hidden_layers)
+        shape = (options.num_slots, options.max_context_tokens, config.hidden_size * len(hidden_layers))
+        self._states = zeros(shape, options.dtype, options.device) if hidden_layers else None
 
     @classmethod
     def load(
@@ -108,28 +110,31 @@ class CausalModel:
         Returns:
             `[m, vocab]` logits in the model's type.
         """
-        return _packed_forward(self._forward, self.cache, token_ids, rows, logits_at)
+        batch = RaggedBatch(rows, self.cache)
+        logits = _packed_forward(self._forward, batch, token_ids, logits_at)
+        if self._states is not None:
+            self._states[batch.slot_of_token, batch.positions] = self._forward.hidden_states()
+        return logits
 
-    def hidden_states(self, places: Tensor | None = None) -> Tensor:
-        """The last forward's hidden states of `hidden_layers`, of which there must be some, side by side.
+    def hidden_states(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Of `hidden_layers`, of which there must be some, side by side: `[m, width]`.
 
         Args:
-            places: `[m]` packed places that are wanted; None: all T.
-
-        Returns:
-            `[m, width]`, contiguous.
+            slots, positions: `[m]`; a forward has computed them.
         """
-        return self._forward.hidden_states(places)
+        assert self._states is not None
+        return self._states[slots.to(self.device), positions.to(self.device)]
+
+    def copy_prefix(self, from_slot: int, to_slot: int, start: int, end: int) -> None:
+        """All that is kept of positions `start` to `end` of one slot, into another."""
+        self.cache.copy_prefix(from_slot, to_slot, start, end)
+        if self._states is not None:
+            self._states[to_slot, start:end] = self._states[from_slot, start:end]
 
 
 def _packed_forward(
-    forward: FusedForward | TransformersForward,
-    cache: KVCache,
-    token_ids: Tensor,
-    rows: list[Row],
-    logits_at: Tensor | None,
+    forward: FusedForward | TransformersForward, batch: RaggedBatch, token_ids: Tensor, logits_at: Tensor | None
 ) -> Tensor:
-    batch = RaggedBatch(rows, cache)
     tokens = token_ids.to(batch.positions.device, torch.int64)
     return forward(tokens, batch.positions, batch, batch.last_token if logits_at is None else logits_at)
 
@@ -203,7 +208,7 @@ def _check_probe(
             rows = [Row(slot, context[slot], len(tokens[slot])) for slot in range(2)]
             packed = torch.cat(tokens)
             everywhere = torch.arange(len(packed), device=packed.device)
-            logits = _packed_forward(forward, cache, packed, rows, everywhere)
+            logits = _packed_forward(forward, RaggedBatch(rows, cache), packed, everywhere)
             for slot, row_logits in enumerate(logits.split([row.query_length for row in rows])):
                 parts[slot].append(row_logits)
                 context[slot] += len(row_logits)

@@ -26,7 +26,7 @@ from transformers import (
     Qwen2Model,
 )
 
-from adaptive_verification.forward.hidden_states import refuse_missing_layers, side_by_side
+from adaptive_verification.forward.hidden_states import refuse_missing_layers
 from adaptive_verification.forward.transformers_forward import Attention
 
 _DECODERS = (LlamaModel, MistralModel, Qwen2Model)
@@ -212,6 +212,6 @@ class FusedForward:
         logits: Tensor = self._head(asked)
         return logits
 
-    def hidden_states(self, places: Tensor | None) -> Tensor:
+    def hidden_states(self) -> Tensor:
         """As `transformers_forward.TransformersForward`."""
-        return side_by_side([self._kept[layer] for layer in self._hidden_layers], places)
+        return torch.cat([self._kept[layer] for layer in self._hidden_layers], dim=-1)

@@ -38,15 +38,9 @@ class HiddenStates:
 
         return hook
 
-    def take(self, places: Tensor | None) -> Tensor:
-        """`[m, width]` at these places, or all T; the layers side by side."""
-        return side_by_side([tensor[0] for tensor in self._captured if tensor is not None], places)
-
-
-def side_by_side(states: list[Tensor], places: Tensor | None) -> Tensor:
-    """`[T, hidden]` of each layer -> `[m, width]` at places `[m]`, or all T; contiguous."""
-    chosen = states if places is None else [layer.index_select(0, places) for layer in states]
-    return chosen[0].contiguous() if len(chosen) == 1 else torch.cat(chosen, dim=-1)
+    def take(self) -> Tensor:
+        """`[T, width]`, the layers side by side."""
+        return torch.cat([tensor[0] for tensor in self._captured if tensor is not None], dim=-1)
 
 
 def refuse_missing_layers(layers: Sequence[int], num_layers: int) -> None:

@@ -39,6 +39,11 @@ class KVCache:
         self.keys = [zeros((*shape, key_dim), dtype, device) for _ in range(num_layers)]
         self.values = [zeros((*shape, value_dim), dtype, device) for _ in range(num_layers)]
 
+    def copy_prefix(self, from_slot: int, to_slot: int, start: int, end: int) -> None:
+        """Positions `start` to `end` of one slot, into another."""
+        for layer in (*self.keys, *self.values):
+            layer[to_slot, :, start:end] = layer[from_slot, :, start:end]
+
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros. On a CPU the system's own zero pages, which take memory only as they are written (`torch.zeros`

@@ -2,17 +2,26 @@
 
 Pure bookkeeping: it knows token ids and lengths, nothing of keys, values or models. The rules of the step contract live
 here: the caller's tokens are the truth, the longest computed prefix that equals them is reused, everything is bounded.
+
+A slot keeps what it holds until another sequence needs it, so a sequence that begins as an earlier or a present one did
+(a system prompt, a conversation's next turn) does not compute that beginning again.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from adaptive_verification.contract import STATUS_CONTEXT_FULL, STATUS_NO_SLOT, STATUS_NOT_CACHED, STATUS_OK
+from adaptive_verification.forward.shared_prefix import longest_shared_prefix
+
+MIN_REUSED_TOKENS = 4
+"""Fewer are computed rather than looked for and copied."""
+
+CopyPrefix = Callable[[int, int, int, int], None]
+"""(from slot, to slot, start, end): copies what the model keeps of positions `start` to `end`."""
 
 
 @dataclass
@@ -26,7 +35,8 @@ class CachedSequence:
     computed_length: int = 0
     """Keys and values are valid for the first so many positions; less than the confirmed ones where a stage lags."""
     states_length: int = 0
-    """Hidden states of the first so many positions are known, where a stage keeps any."""
+    """Hidden states of the first so many positions have gone from the verifier to the drafter, as far as the stage
+    knows."""
     last_used: float = 0.0
 
     def missing_tokens(self) -> list[int]:
@@ -42,6 +52,8 @@ class CachedSequence:
         else:
             agreed = next((i for i, (a, b) in enumerate(zip(cached, tokens, strict=False)) if a != b), len(cached))
         self.tokens[context_length:] = tokens
+        if context_length < self.confirmed_length:  # a caller that goes back may have lost what it was sent
+            self.states_length = min(self.states_length, context_length)
         self.confirmed_length = len(self.tokens)
         self.computed_length = min(self.computed_length, context_length + agreed)
         self.states_length = min(self.states_length, context_length + agreed)
@@ -59,6 +71,8 @@ class Placement:
 
     status: int
     sequence: CachedSequence | None = None
+    reused_tokens: int = 0
+    """Of the row's tokens, those that other sequences had computed."""
 
 
 class SequenceTable:
@@ -68,17 +82,26 @@ class SequenceTable:
         num_slots: sequences kept at most.
         capacity: tokens per sequence at most.
         idle_seconds: a sequence unused for longer loses its slot.
+        copy_prefix: the model's; None: what another sequence computed is not reused.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, num_slots: int, capacity: int, idle_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        num_slots: int,
+        capacity: int,
+        idle_seconds: float,
+        copy_prefix: CopyPrefix | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._num_slots = num_slots
         self._capacity = capacity
         self._idle_seconds = idle_seconds
+        self._copy_prefix = copy_prefix
         self._clock = clock
         self._sequences: OrderedDict[int, CachedSequence] = OrderedDict()  # least recently used first
-        self._free_slots = list(range(num_slots))  # a heap: low slots first keeps the used ones side by side
+        self._free = {slot: CachedSequence(slot) for slot in range(num_slots)}  # with what they still hold
+        self._next_slot = 0
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -87,11 +110,11 @@ class SequenceTable:
         return sequence_id in self._sequences
 
     def release(self, sequence_ids: Iterable[int]) -> None:
-        """Forgets the sequences; unknown ids are ignored."""
+        """Frees the sequences' slots; unknown ids are ignored."""
         for sequence_id in sequence_ids:
             sequence = self._sequences.pop(sequence_id, None)
             if sequence is not None:
-                heapq.heappush(self._free_slots, sequence.slot)
+                self._free[sequence.slot] = sequence
 
     def place(
         self,
@@ -127,13 +150,30 @@ class SequenceTable:
         sequence = self._sequences.get(sequence_id)
         if context_length > (sequence.confirmed_length if sequence else 0):
             return Placement(STATUS_NOT_CACHED)
+        known = sequence.computed_length if sequence else 0
         if sequence is None:
-            slot = self._take_slot(in_step)
-            if slot is None:
+            sequence = self._take_slot(in_step)
+            if sequence is None:
                 return Placement(STATUS_NO_SLOT)
-            sequence = self._sequences[sequence_id] = CachedSequence(slot, last_used=self._clock())
+            sequence.last_used = self._clock()
+            self._sequences[sequence_id] = sequence
         sequence.confirm(context_length, tokens)
-        return Placement(STATUS_OK, sequence)
+        if self._copy_prefix is not None and len(tokens) > MIN_REUSED_TOKENS:
+            self._reuse_prefix(sequence, self._copy_prefix)
+        return Placement(STATUS_OK, sequence, max(0, min(sequence.computed_length, sequence.confirmed_length) - known))
+
+    def _reuse_prefix(self, sequence: CachedSequence, copy_prefix: CopyPrefix) -> None:
+        """Copies what another slot holds of the sequence's beginning, where that is more than is computed."""
+        others = {other.slot: other for group in (self._sequences, self._free) for other in group.values()}
+        found = longest_shared_prefix(
+            sequence.tokens[: sequence.confirmed_length],
+            ((slot, other.tokens[: other.computed_length]) for slot, other in others.items()),
+            more_than=sequence.computed_length + MIN_REUSED_TOKENS,
+        )
+        if found is not None:
+            slot, shared = found
+            copy_prefix(slot, sequence.slot, sequence.computed_length, shared)
+            sequence.computed_length = shared
 
     def _expire(self, now: float) -> None:
         expired = []
@@ -143,10 +183,21 @@ class SequenceTable:
             expired.append(sequence_id)
         self.release(expired)
 
-    def _take_slot(self, in_step: frozenset[int]) -> int | None:
-        if not self._free_slots:
+    def _take_slot(self, in_step: frozenset[int]) -> CachedSequence | None:
+        """A free slot, with what it still holds of the sequence's beginning for the sequence to confirm.
+
+        Slots are taken in turn, round and round: what was freed last is kept longest, and sequences that live at the
+        same time lie side by side, which attention is fastest over.
+        """
+        if not self._free:
             victim = next((sequence_id for sequence_id in self._sequences if sequence_id not in in_step), None)
             if victim is None:
                 return None
             self.release([victim])
-        return heapq.heappop(self._free_slots)
+        turns = ((self._next_slot + turn) % self._num_slots for turn in range(self._num_slots))
+        slot = next(slot for slot in turns if slot in self._free)
+        self._next_slot = slot + 1
+        held = self._free.pop(slot)
+        if self._copy_prefix is None:
+            return CachedSequence(slot)
+        return CachedSequence(slot, held.tokens[: held.computed_length], computed_length=held.computed_length)

@@ -87,9 +87,9 @@ class TransformersForward:
         logits: Tensor = output.logits[0]
         return logits
 
-    def hidden_states(self, places: Tensor | None) -> Tensor:
-        """The last forward's `[m, width]` at these places, or all T; the layers side by side."""
-        return self._hidden_states.take(places)
+    def hidden_states(self) -> Tensor:
+        """The last forward's `[T, width]`; the layers side by side."""
+        return self._hidden_states.take()
 
 
 class TransformersDecoder(nn.Module):

@@ -77,7 +77,10 @@ METRICS = (
         "part",
         ("drafter", "estimator", "verifier", "transport", "loop"),
     ),
-    MetricSpec("av_prompt_tokens_total", "counter", "Prompt tokens computed, refills of lost caches included"),
+    MetricSpec("av_prompt_tokens_total", "counter", "Prompt tokens taken in, refills of lost caches included"),
+    MetricSpec(
+        "av_reused_prompt_tokens_total", "counter", "Of these, tokens that another sequence's cache already had"
+    ),
     MetricSpec("av_output_tokens_total", "counter", "Tokens decoded"),
     MetricSpec(
         "av_draft_tokens_total",
@@ -106,6 +109,8 @@ class EngineMetrics:
         for part, milliseconds in record.parts_ms.items():
             sums["av_step_milliseconds_total", part] += milliseconds  # type: ignore[assignment]
         sums["av_prompt_tokens_total", ""] += record.prompt_tokens
+        if record.cost is not None:
+            sums["av_reused_prompt_tokens_total", ""] += round(record.cost.reused_tokens)
         sums["av_output_tokens_total", ""] += record.output_tokens
         sums["av_draft_tokens_total", "drafted"] += record.drafted_tokens
         sums["av_draft_tokens_total", "admitted"] += record.admitted_tokens

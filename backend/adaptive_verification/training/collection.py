@@ -29,7 +29,6 @@ class _Live:
     """Tokens that the cache does not hold yet."""
     in_user_turn: bool
     num_written: int = 0
-    states: list[Tensor] = field(default_factory=list)
     log_normalizers: list[Tensor] = field(default_factory=list)
 
     @property
@@ -92,17 +91,13 @@ class Collector:
         ]
         token_ids = torch.tensor([token for sequence in live for token in sequence.pending])
         logits = self._model.forward(token_ids, rows, None)
-        states = self._model.hidden_states().to("cpu", torch.bfloat16, copy=True)
         next_tokens, log_normalizers = self._sample(logits, live)
-        for sequence, row_states, token, log_normalizer in zip(
-            live, states.split([row.query_length for row in rows]), next_tokens, log_normalizers, strict=True
-        ):
-            sequence.states.append(row_states)
-            self._append(sequence, token, log_normalizer, len(row_states))
+        for sequence, row, token, log_normalizer in zip(live, rows, next_tokens, log_normalizers, strict=True):
+            self._append(sequence, token, log_normalizer, row.query_length)
         finished = [sequence for sequence in live if self._is_finished(sequence)]
         self._live = [sequence for sequence in live if not self._is_finished(sequence)]
         self._free_slots += [sequence.slot for sequence in finished]
-        return [_collected(sequence) for sequence in finished]
+        return [self._collected(sequence) for sequence in finished]
 
     def _sample(self, logits: Tensor, live: list[_Live]) -> tuple[list[int], Tensor]:
         """The next token of each sequence, and the log-normalizers `[rows]` of its distribution at temperature 1."""
@@ -144,11 +139,13 @@ class Collector:
             return False
         return sequence.tokens[-1] in self._end_tokens or sequence.num_written >= self._max_new_tokens
 
-
-def _collected(sequence: _Live) -> CollectedSequence:
-    return CollectedSequence(
-        job=sequence.job.number,
-        tokens=torch.tensor(sequence.tokens, dtype=torch.int32),
-        states=torch.cat(sequence.states),
-        log_normalizer=torch.cat(sequence.log_normalizers),
-    )
+    def _collected(self, sequence: _Live) -> CollectedSequence:
+        log_normalizer = torch.cat(sequence.log_normalizers)
+        positions = torch.arange(len(log_normalizer))  # all that are computed
+        states = self._model.hidden_states(torch.full_like(positions, sequence.slot), positions)
+        return CollectedSequence(
+            job=sequence.job.number,
+            tokens=torch.tensor(sequence.tokens, dtype=torch.int32),
+            states=states.to("cpu", torch.bfloat16),
+            log_normalizer=log_normalizer,
+        )

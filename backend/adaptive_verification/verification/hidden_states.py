@@ -1,18 +1,20 @@
-"""Which hidden states go back to the drafter: of the rows it follows, those of the tokens that this step confirmed.
+"""Which hidden states go back to the drafter: of the rows it follows, those of confirmed tokens that it lacks.
 
-A row's packed tokens are the confirmed ones that its cache lacked, then its admitted drafts. The first of these are
-confirmed whatever happens, and as many of the drafts as were accepted.
+These are the tokens that the step confirmed. Where a sequence began with another one's prefix, was not followed so far,
+or goes back, they are the earlier ones too: the target keeps its states as it keeps keys and values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from adaptive_verification.forward.causal_model import CausalModel
-from adaptive_verification.forward.row import Row
+from adaptive_verification.forward.sequence_table import CachedSequence
 
 
 class HandedOn(NamedTuple):
@@ -23,37 +25,33 @@ class HandedOn(NamedTuple):
     hidden_states: Tensor
 
 
-def nothing(num_rows: int) -> HandedOn:
-    """For rows that need no hidden states."""
-    none = torch.zeros(num_rows, dtype=torch.int32)
-    return HandedOn(none, none, torch.empty(0, dtype=torch.uint8))
+@dataclass(frozen=True)
+class FollowedRow:
+    """A row whose states are wanted."""
+
+    index: int
+    """In the request."""
+    sequence: CachedSequence
+    length: int
+    """Tokens that are confirmed now, and computed."""
 
 
-def confirmed(
-    model: CausalModel,
-    rows: list[Row],
-    request_rows: list[int],
-    num_rejected: list[int],
-    wanted: list[bool],
-    num_rows: int,
-) -> HandedOn:
-    """The states of each wanted row's packed tokens, without its last `num_rejected`, as bytes.
+def handed_on(model: CausalModel, rows: Iterable[FollowedRow], num_rows: int) -> HandedOn:
+    """The rows' states as bytes; notes in the sequences how far they have gone.
 
     Args:
-        model: has just run over `rows`.
-        request_rows, num_rejected, wanted: of each of `rows`; the first says which row of the request it is.
         num_rows: of the request.
     """
     start = torch.zeros(num_rows, dtype=torch.int32)
     count = torch.zeros(num_rows, dtype=torch.int32)
-    kept: list[int] = []
-    offset = 0
-    for row, index, rejected, is_wanted in zip(rows, request_rows, num_rejected, wanted, strict=True):
-        if is_wanted:
-            start[index], count[index] = row.context_length, row.query_length - rejected
-            kept += range(offset, offset + row.query_length - rejected)
-        offset += row.query_length
-    if not kept:
-        return nothing(num_rows)
-    places = torch.tensor(kept, device=model.device) if len(kept) < offset else None
-    return HandedOn(start, count, model.hidden_states(places).view(torch.uint8).flatten())
+    slots: list[int] = []
+    positions: list[int] = []
+    for row in rows:
+        first, row.sequence.states_length = row.sequence.states_length, row.length
+        start[row.index], count[row.index] = first, row.length - first
+        slots += [row.sequence.slot] * (row.length - first)
+        positions += range(first, row.length)
+    if not positions:
+        return HandedOn(start, count, torch.empty(0, dtype=torch.uint8))
+    states = model.hidden_states(torch.tensor(slots), torch.tensor(positions))
+    return HandedOn(start, count, states.view(torch.uint8).flatten())

@@ -30,4 +30,4 @@ def load_verifier(settings: VerifierSettings) -> VerifierStage:
     )
     curve = time_forward(model, sizes_up_to(_LARGEST_TIMED_STEP_TOKENS), logits_everywhere=True)
     publish_curves(environment.state_directory(), "verifier", {VERIFY: curve})
-    return VerifierStage(model, settings.idle_seconds)
+    return VerifierStage(model, settings.idle_seconds, settings.prefix_caching)

@@ -25,17 +25,19 @@ from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
 from adaptive_verification.forward.step_rows import place_rows
 from adaptive_verification.ragged import pad
-from adaptive_verification.verification import hidden_states
 from adaptive_verification.verification.acceptance import Accepted, accept
 from adaptive_verification.verification.block import Block
+from adaptive_verification.verification.hidden_states import FollowedRow, HandedOn, handed_on
 
 
 class VerifierStage:
     """See the module. One instance owns one model and one cache."""
 
-    def __init__(self, model: CausalModel, idle_seconds: float) -> None:
+    def __init__(self, model: CausalModel, idle_seconds: float, prefix_caching: bool = True) -> None:
         self._model = model
-        self._table = SequenceTable(model.num_slots, model.capacity, idle_seconds)
+        self._table = SequenceTable(
+            model.num_slots, model.capacity, idle_seconds, model.copy_prefix if prefix_caching else None
+        )
 
     @torch.inference_mode()
     def step(self, request: StepRequest, draft: Draft, estimate: Estimate) -> StepResult:
@@ -51,10 +53,9 @@ class VerifierStage:
 
         drafts_of_rows = draft.draft_tokens.split(draft.drafted_count.tolist())
         admitted_drafts = {i: drafts_of_rows[i][: admitted[i]].tolist() for i, _ in live}
-        rows, request_rows, token_ids, logit_places = _pack(live, samples, admitted_drafts)
+        rows, token_ids, logit_places = _pack(live, samples, admitted_drafts)
         output_count = torch.zeros(request.num_rows, dtype=torch.int32)
         output_tokens, log_probs = torch.empty(0, dtype=torch.int32), torch.empty(0)
-        hidden = hidden_states.nothing(request.num_rows)
         if rows:
             logits = self._model.forward(
                 torch.tensor(token_ids), rows, torch.tensor(logit_places, dtype=torch.int64, device=self._model.device)
@@ -67,24 +68,14 @@ class VerifierStage:
                 output_count[sampling] = outcome.accepted.to("cpu", torch.int32) + 1
                 output_tokens = outcome.output_tokens.to("cpu", torch.int32)
                 log_probs = outcome.log_probs.cpu()
-            if self._model.hidden_layers:
-                is_wanted = (request.draft_limit != 0) & (estimate.next_draft_limit != NOT_FOLLOWED)
-                num_rejected = (torch.tensor(admitted) - output_count + 1).where(output_count > 0, 0)
-                hidden = hidden_states.confirmed(
-                    self._model,
-                    rows,
-                    request_rows,
-                    num_rejected[request_rows].tolist(),
-                    is_wanted[request_rows].tolist(),
-                    request.num_rows,
-                )
-
+        hidden = self._handed_on(request, estimate, live, output_count)
         cost = StepCost(
             draft=DraftCost.from_tensor(draft.draft_cost) or DraftCost.nothing(),
             estimate_ms=float(estimate.estimate_cost[0]) if estimate.estimate_cost.numel() else 0.0,
             verify_ms=(time.perf_counter() - started) * 1e3,
             verify_rows=float(len(rows)),
             verify_tokens=float(len(token_ids)),
+            reused_tokens=float(sum(placement.reused_tokens for placement in placements)),
         )
         return StepResult(
             output_count=output_count,
@@ -99,6 +90,24 @@ class VerifierStage:
             hidden_states=hidden.hidden_states,
             step_cost=cost.to_tensor(),
         )
+
+    def _handed_on(
+        self,
+        request: StepRequest,
+        estimate: Estimate,
+        live: list[tuple[int, CachedSequence]],
+        output_count: Tensor,
+    ) -> HandedOn:
+        followed: list[FollowedRow] = []
+        if self._model.hidden_layers:
+            is_followed = ((request.draft_limit != 0) & (estimate.next_draft_limit != NOT_FOLLOWED)).tolist()
+            num_accepted = (output_count - 1).clamp(min=0).tolist()
+            followed = [
+                FollowedRow(i, sequence, sequence.confirmed_length + num_accepted[i])
+                for i, sequence in live
+                if is_followed[i]
+            ]
+        return handed_on(self._model, followed, request.num_rows)
 
     def _admitted_counts(self, draft: Draft, estimate: Estimate, placements: list[Placement]) -> list[int]:
         """The estimator's counts, cut to what was drafted and to the room left in the cache."""
@@ -139,13 +148,12 @@ class VerifierStage:
 
 def _pack(
     live: list[tuple[int, CachedSequence]], samples: list[bool], drafts: dict[int, list[int]]
-) -> tuple[list[Row], list[int], list[int], list[int]]:
-    """The forward's rows, which row of the request each is, its tokens, and the places whose logits acceptance needs.
+) -> tuple[list[Row], list[int], list[int]]:
+    """The forward's rows, its tokens, and the places whose logits acceptance needs.
 
     The last are, for each sampling row, its last confirmed token and its drafts.
     """
     rows: list[Row] = []
-    request_rows: list[int] = []
     token_ids: list[int] = []
     logit_places: list[int] = []
     for i, sequence in live:
@@ -153,8 +161,7 @@ def _pack(
         if not new_tokens:
             continue
         rows.append(Row(sequence.slot, sequence.computed_length, len(new_tokens)))
-        request_rows.append(i)
         token_ids += new_tokens
         if samples[i]:
             logit_places += range(len(token_ids) - len(drafts[i]) - 1, len(token_ids))
-    return rows, request_rows, token_ids, logit_places
+    return rows, token_ids, logit_places

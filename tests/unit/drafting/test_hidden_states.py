@@ -16,6 +16,7 @@ from adaptive_verification.contract import (
     Draft,
     Estimate,
     LocalStep,
+    StepCost,
     StepRequest,
     StepResult,
 )
@@ -216,6 +217,39 @@ def test_states_are_handed_on_of_the_followed_rows_alone() -> None:
     assert [loop.run(1, 2, 3).drafted_count.tolist() for _ in range(3)] == [[0, 3, 0]] * 3
     for sequence_id, prompt in ((1, [1, 2]), (2, [3, 4, 5]), (3, [6])):
         assert loop.tokens[sequence_id] == greedy(prompt, len(loop.tokens[sequence_id]))
+
+
+def test_a_sequence_that_begins_as_another_one_gets_the_states_of_its_beginning_too() -> None:
+    loop = Loop()
+    loop.estimator.not_followed = {1}
+    prompt = [1, 2, 3, 4, 5, 6]
+    loop.add(1, [*prompt, 0])
+    loop.run(1)
+    loop.add(2, [*prompt, 1])
+    result = loop.run(2)
+    cost = StepCost.from_tensor(result.step_cost)
+    assert cost is not None
+    assert cost.reused_tokens == 6
+    assert (result.hidden_start.tolist(), result.hidden_count.tolist()) == ([0], [7])
+    assert loop.run(2).drafted_count.tolist() == [3], "the drafter checks every state it computes with"
+    loop.add(3, [*prompt, 2])
+    loop.run(3)
+    computed = loop.drafter.num_computed_tokens
+    assert loop.run(3).drafted_count.tolist() == [3]
+    assert loop.drafter.num_computed_tokens - computed == 2 + 2, "the drafter reuses the beginning as the target does"
+    for sequence_id, last in ((2, 1), (3, 2)):
+        assert loop.tokens[sequence_id] == greedy([*prompt, last], len(loop.tokens[sequence_id]))
+
+
+def test_a_sequence_that_is_followed_late_gets_all_its_states() -> None:
+    loop = Loop()
+    loop.estimator.not_followed = {1}
+    loop.add(1, [1, 2, 3])
+    assert [loop.run(1).drafted_count.tolist() for _ in range(3)] == [[0]] * 3
+    loop.estimator.not_followed = set()
+    assert loop.run(1).hidden_start.tolist() == [0]
+    assert loop.run(1).drafted_count.tolist() == [3]
+    assert loop.tokens[1] == greedy([1, 2, 3], len(loop.tokens[1]))
 
 
 def test_where_nobody_is_followed_nothing_is_handed_on() -> None:

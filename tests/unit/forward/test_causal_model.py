@@ -32,6 +32,22 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) 
     assert difference <= TOLERANCE[dtype] * expected.std().item(), f"logits differ by {difference}"
 
 
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_a_copied_prefix_is_as_good_as_a_computed_one(architecture: str) -> None:
+    model = tiny_model(CONFIGS[architecture])
+    tokens = torch.arange(1, 13)
+    expected = own_logits(copy.deepcopy(model), tokens.tolist())
+    packed = CausalModel(model, options(torch.float32), hidden_layers=(1, 3))
+    packed.forward(tokens[:9], [Row(5, 0, 9)], None)
+    packed.copy_prefix(5, 2, 0, 3)
+    packed.copy_prefix(5, 2, 3, 8)
+    logits = packed.forward(tokens[8:], [Row(2, 8, 4)], torch.arange(4, device=DEVICE))
+    assert_close(logits, expected[8:], torch.float32)
+    positions = torch.arange(8)
+    copied, computed = (packed.hidden_states(torch.full((8,), slot), positions) for slot in (2, 5))
+    assert torch.equal(copied, computed)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_packed_steps_equal_the_models_own_forward(architecture: str, dtype: torch.dtype) -> None:

@@ -63,7 +63,7 @@ def logits_and_states(
             else torch.tensor(logits_at, device=DEVICE)
         )
         with torch.inference_mode():
-            results += [forward(tokens, batch.positions, batch, places), forward.hidden_states(None)]
+            results += [forward(tokens, batch.positions, batch, places), forward.hidden_states()]
     return results
 
 

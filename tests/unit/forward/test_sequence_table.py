@@ -11,7 +11,7 @@ from adaptive_verification.contract import (
     STATUS_NOT_CACHED,
     STATUS_OK,
 )
-from adaptive_verification.forward.sequence_table import CachedSequence, SequenceTable
+from adaptive_verification.forward.sequence_table import MIN_REUSED_TOKENS, CachedSequence, SequenceTable
 
 
 class Clock:
@@ -30,6 +30,20 @@ def clock() -> Clock:
 @pytest.fixture
 def table(clock: Clock) -> SequenceTable:
     return SequenceTable(num_slots=3, capacity=10, idle_seconds=60, clock=clock)
+
+
+@pytest.fixture
+def copies() -> list[tuple[int, int, int, int]]:
+    return []
+
+
+@pytest.fixture
+def reusing_table(copies: list[tuple[int, int, int, int]]) -> SequenceTable:
+    """Notes what it copies: from slot, to slot, start, end."""
+    return SequenceTable(3, 40, 60, copy_prefix=lambda *copied: copies.append(copied))
+
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def place(table: SequenceTable, sequence_id: int, context_length: int, tokens: list[int]) -> CachedSequence | int:
@@ -122,14 +136,24 @@ def test_a_sequence_in_use_does_not_expire_however_long_its_last_step_is_past(
     assert isinstance(place(table, 1, 1, [6]), CachedSequence)
 
 
-def test_released_slots_are_used_again_lowest_first(table: SequenceTable) -> None:
+def test_slots_are_taken_in_turn(table: SequenceTable) -> None:
+    slots = []
+    for sequence_id in range(5):
+        sequence = place(table, sequence_id, 0, [5])
+        assert isinstance(sequence, CachedSequence)
+        slots.append(sequence.slot)
+        table.release([sequence_id, 99])
+    assert slots == [0, 1, 2, 0, 1]
+    assert len(table) == 0
+
+
+def test_a_slot_in_use_is_passed_over(table: SequenceTable) -> None:
     for sequence_id in (1, 2, 3):
         place(table, sequence_id, 0, [5])
-    table.release([2, 1, 99])
+    table.release([2])
     sequence = place(table, 4, 0, [5])
     assert isinstance(sequence, CachedSequence)
-    assert sequence.slot == 0
-    assert len(table) == 2
+    assert sequence.slot == 1
 
 
 def test_a_sequence_longer_than_its_slot_is_turned_away(table: SequenceTable) -> None:
@@ -141,3 +165,94 @@ def test_a_row_that_is_not_ok_keeps_its_status_and_takes_no_slot(table: Sequence
     (placement,) = table.place([1], [0], [[5]], [STATUS_BAD_TOKEN])
     assert placement.status == STATUS_BAD_TOKEN
     assert len(table) == 0
+
+
+def test_what_a_live_sequence_computed_is_copied(
+    reusing_table: SequenceTable, copies: list[tuple[int, int, int, int]]
+) -> None:
+    computed(reusing_table, 1, PROMPT, drafts=[9, 10])
+    (placement,) = reusing_table.place([2], [0], [[*PROMPT, 9, 11]], [STATUS_OK])
+    assert copies == [(0, 1, 0, 9)], "its drafts are as good as confirmed tokens"
+    assert placement.sequence is not None
+    assert placement.sequence.missing_tokens() == [11]
+    assert placement.reused_tokens == 9
+
+
+def test_what_was_released_is_copied_until_its_slot_is_taken(
+    reusing_table: SequenceTable, copies: list[tuple[int, int, int, int]]
+) -> None:
+    computed(reusing_table, 1, PROMPT, drafts=[])
+    reusing_table.release([1])
+    computed(reusing_table, 2, [20] * 6, drafts=[])
+    place(reusing_table, 3, 0, [*PROMPT, 9])
+    assert copies == [(0, 2, 0, 8)]
+    computed(reusing_table, 4, [30] * 6, drafts=[])  # in slot 0
+    reusing_table.release([3])  # which computed nothing more
+    place(reusing_table, 5, 0, [*PROMPT[:7], 9])
+    assert copies[1:] == [], "slot 2 still held it, and was taken for it"
+
+
+def test_a_sequence_that_gets_the_slot_of_its_own_beginning_copies_nothing(
+    reusing_table: SequenceTable, copies: list[tuple[int, int, int, int]]
+) -> None:
+    for sequence_id in (1, 2, 3):
+        computed(reusing_table, sequence_id, [sequence_id, *PROMPT], drafts=[9])
+    reusing_table.release([1])
+    (placement,) = reusing_table.place([4], [0], [[1, *PROMPT, 12, 13]], [STATUS_OK])
+    assert placement.sequence is not None
+    assert (placement.sequence.missing_tokens(), placement.reused_tokens) == ([12, 13], 9)
+    assert placement.sequence.states_length == 0, "no states of this sequence were sent"
+    assert copies == []
+
+
+def test_the_next_chunk_of_a_prompt_is_copied_too(
+    reusing_table: SequenceTable, copies: list[tuple[int, int, int, int]]
+) -> None:
+    computed(reusing_table, 1, PROMPT * 2, drafts=[])
+    place(reusing_table, 2, 0, PROMPT)
+    sequence = place(reusing_table, 2, 8, [*PROMPT[:6], 99])
+    assert copies == [(0, 1, 0, 8), (0, 1, 8, 14)]
+    assert isinstance(sequence, CachedSequence)
+    assert sequence.missing_tokens() == [99]
+
+
+def test_what_is_not_computed_yet_is_not_copied(
+    reusing_table: SequenceTable, copies: list[tuple[int, int, int, int]]
+) -> None:
+    placements = reusing_table.place([1, 2], [0, 0], [PROMPT, PROMPT], [STATUS_OK] * 2)
+    assert copies == []
+    assert [placement.reused_tokens for placement in placements] == [0, 0]
+
+
+def test_a_few_shared_tokens_are_computed(
+    reusing_table: SequenceTable, copies: list[tuple[int, int, int, int]]
+) -> None:
+    computed(reusing_table, 1, PROMPT, drafts=[])
+    place(reusing_table, 2, 0, [*PROMPT[:MIN_REUSED_TOKENS], 99, 98])
+    assert copies == []
+
+
+def test_a_sequence_that_goes_on_reuses_nothing(
+    reusing_table: SequenceTable, copies: list[tuple[int, int, int, int]]
+) -> None:
+    computed(reusing_table, 1, PROMPT, drafts=[9, 10, 11, 12, 13, 14])
+    (placement,) = reusing_table.place([1], [8], [[9, 10, 11, 12, 13, 99]], [STATUS_OK])
+    assert (placement.reused_tokens, copies) == (0, [])
+
+
+def test_without_prefix_caching_a_slot_that_is_taken_again_holds_nothing(table: SequenceTable) -> None:
+    for sequence_id in (1, 2, 3):
+        computed(table, sequence_id, PROMPT, drafts=[])
+    table.release([1])
+    sequence = place(table, 4, 0, PROMPT)
+    assert isinstance(sequence, CachedSequence)
+    assert sequence.missing_tokens() == PROMPT
+
+
+def test_states_are_sent_again_to_a_caller_that_goes_back(table: SequenceTable) -> None:
+    sequence = computed(table, 1, PROMPT, drafts=[9])
+    sequence.states_length = 9
+    place(table, 1, 8, [9])
+    assert sequence.states_length == 9
+    place(table, 1, 2, [*PROMPT[2:], 9])
+    assert (sequence.states_length, sequence.computed_length) == (2, 9)

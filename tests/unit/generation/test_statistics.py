@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from adaptive_verification.contract import DraftCost, StepCost
 from adaptive_verification.generation import statistics
 from adaptive_verification.generation.statistics import METRICS, EngineMetrics, StepRecord
 
@@ -30,8 +31,11 @@ class DictBackend:
         assert label_value in spec.label_values
 
 
+COST = StepCost(DraftCost.nothing(), 0.0, 0.0, 3, 4, reused_tokens=2)
+
+
 def record(*, live_sequences: int, failed: bool = False) -> StepRecord:
-    return StepRecord(10.0, 1.5, None, 3, 4, 5, 6, 7, 2, live_sequences, 9 * bool(live_sequences), failed)
+    return StepRecord(10.0, 1.5, COST, 3, 4, 5, 6, 7, 2, live_sequences, 9 * bool(live_sequences), failed)
 
 
 def test_sums_are_held_back_while_busy_and_complete_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +52,8 @@ def test_sums_are_held_back_while_busy_and_complete_when_idle(monkeypatch: pytes
     assert values["av_step_rows_total", ""] == 30
     assert values["av_step_milliseconds_total", "transport"] == pytest.approx(100)
     assert values["av_step_milliseconds_total", "loop"] == pytest.approx(15)
+    assert values["av_prompt_tokens_total", ""] == 40
+    assert values["av_reused_prompt_tokens_total", ""] == 20
     assert values["av_output_tokens_total", ""] == 50
     states = ("drafted", "admitted", "accepted")
     assert [values["av_draft_tokens_total", state] for state in states] == [60, 70, 20]

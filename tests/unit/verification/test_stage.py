@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -53,9 +54,9 @@ def certain_drafts(drafts: Sequence[Sequence[int]], statuses: Sequence[int] | No
 class Verifier:
     """A verifier over a table, with the model in sight."""
 
-    def __init__(self, capacity: int = 64) -> None:
+    def __init__(self, capacity: int = 64, prefix_caching: bool = True) -> None:
         self.model = TableModel(VOCAB_SIZE, P, num_slots=8, capacity=capacity)
-        self.stage = VerifierStage(self.model, idle_seconds=60)  # type: ignore[arg-type]
+        self.stage = VerifierStage(self.model, idle_seconds=60, prefix_caching=prefix_caching)  # type: ignore[arg-type]
 
     def step(
         self,
@@ -127,6 +128,59 @@ def test_rows_that_fill_answer_nothing_and_save_later_work(verifier: Verifier) -
     result = verifier.step([RequestRow(1, 3, [4], temperature=0.0)], [[]])
     assert outputs(result) == [greedy([1, 2, 3, 4], 1)]
     assert verifier.model.num_computed_tokens == 4
+
+
+def test_what_another_sequence_computed_is_not_computed_again(verifier: Verifier) -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    verifier.step([RequestRow(1, 0, [*prompt, 0], temperature=0.0)], [[]])
+    assert verifier.model.num_computed_tokens == 7
+    right = greedy([*prompt, 1], 3)
+    result = verifier.step([RequestRow(2, 0, [*prompt, 1], draft_limit=2, temperature=0.0)], [right[:2]])
+    assert outputs(result) == [right]
+    cost = StepCost.from_tensor(result.step_cost)
+    assert cost is not None
+    assert (cost.reused_tokens, cost.verify_tokens) == (6, 3)
+    assert verifier.model.num_computed_tokens == 7 + 3
+    result = verifier.step([RequestRow(3, 0, prompt, temperature=0.0)], [[]])
+    assert outputs(result) == [greedy(prompt, 1)], "its last token is computed for the logits after it"
+    assert verifier.model.num_computed_tokens == 7 + 3 + 1
+
+
+def test_without_prefix_caching_every_sequence_is_computed() -> None:
+    verifier = Verifier(prefix_caching=False)
+    for sequence_id in (1, 2):
+        row = RequestRow(sequence_id, 0, [1, 2, 3, 4, 5, 6], temperature=0.0)
+        assert outputs(verifier.step([row], [[]])) == [greedy([1, 2, 3, 4, 5, 6], 1)]
+    assert verifier.model.num_computed_tokens == 12
+
+
+def test_sequences_that_begin_alike_come_and_go_and_each_is_its_own() -> None:
+    rng = random.Random(0)
+    verifier = Verifier()
+    texts: dict[int, list[int]] = {}
+    confirmed: dict[int, int] = {}
+    for step in range(60):
+        if len(texts) < 12:  # more than there are slots
+            tokens = [1, 2, 3, 4, 5, 6, 0, 1][: rng.randint(3, 8)]
+            texts[step] = tokens + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
+            confirmed[step] = 0
+        chosen = rng.sample(sorted(texts), min(len(texts), 4))
+        rows, drafts = [], []
+        for sequence_id in chosen:
+            text = texts[sequence_id]
+            rows.append(RequestRow(sequence_id, confirmed[sequence_id], text[confirmed[sequence_id] :], 3, 0.0))
+            right = greedy(text, 3)
+            drafts.append([right[0], rng.choice([right[1], 0]), right[2]])
+        result = verifier.step(rows, drafts)
+        for sequence_id, status, output in zip(chosen, result.status.tolist(), outputs(result), strict=True):
+            if status == STATUS_NOT_CACHED:
+                confirmed[sequence_id] = 0
+                continue
+            assert output == greedy(texts[sequence_id], len(output))
+            confirmed[sequence_id] = len(texts[sequence_id])
+            texts[sequence_id] += output
+            if len(texts[sequence_id]) > 24:
+                del texts[sequence_id], confirmed[sequence_id]
 
 
 def test_the_drafters_status_is_passed_on_without_an_output(verifier: Verifier) -> None:
