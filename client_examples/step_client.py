@@ -117,7 +117,7 @@ def main() -> None:
             if status != STATUS_OK:
                 raise SystemExit(f"sequence {sequence.sequence_id} ended with status {status}")
             sequence.confirmed = len(sequence.tokens)
-            sequence.model_draft_limit = max(0, limit)  # -1: a model cannot draft for it any more
+            sequence.model_draft_limit = max(0, limit)  # -1: no model drafts for it now
             sequence.tokens += output.tolist()
             if tokenizer.eos_token_id in output.tolist():
                 sequence.end = min(sequence.end, sequence.tokens.index(tokenizer.eos_token_id, sequence.confirmed))

@@ -38,7 +38,7 @@ STATUS_BAD_TOKEN = 4
 FILL_ONLY = -1
 """`DRAFT_LIMIT` of a row that only fills the caches (a prompt chunk) and samples nothing."""
 NOT_FOLLOWED = -1
-"""`NEXT_DRAFT_LIMIT` of a row whose hidden states are not handed on, so that a model cannot draft for it any more."""
+"""`NEXT_DRAFT_LIMIT` of a row whose hidden states are not handed on, so that a model does not draft for it now."""
 NO_LABEL = -1
 """`PREVIOUS_ACCEPTED` of a row whose last step teaches the estimator nothing."""
 

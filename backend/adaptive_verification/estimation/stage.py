@@ -179,7 +179,7 @@ class EstimatorStage:
     def _for_followed(self, rows: StepRows, decision: Decision) -> NDArray[np.int64]:
         """The next limits, of the rows that are followed."""
         followed = self._memory.followed[rows.slots] & ~rows.begins
-        followed |= newly_followed(rows.begins & (rows.asked != 0), followed, decision.depth_of_all)
+        followed |= newly_followed(~followed & (rows.asked != 0), rows.begins, followed, decision.depth_of_all)
         self._memory.followed[rows.slots] = followed
         return np.where(followed, decision.next_limit, NOT_FOLLOWED)
 

@@ -49,25 +49,42 @@ def followed(estimator: EstimatorStage, ids: list[int], *, confirmed: int = 5, b
 @pytest.mark.parametrize(("rows", "expected"), [(1, 1), (8, 1), (9, 2), (32, 4)])
 def test_while_nothing_is_drafted_one_row_in_eight_that_begin_is_followed(rows: int, expected: int) -> None:
     began = np.ones(rows, dtype=bool)
-    chosen = newly_followed(began, ~began, depth=0)
+    chosen = newly_followed(began, began, ~began, depth=0)
     assert chosen.tolist() == [True] * expected + [False] * (rows - expected)
-    assert newly_followed(began, ~began, depth=1).all()
+    assert newly_followed(began, began, ~began, depth=1).all()
 
 
 def test_rows_that_are_followed_already_count() -> None:
     begins = np.array([False, True, True, True] + [False] * 12)
     already = np.array([True] + [False] * 15)
-    assert newly_followed(begins, already, depth=0).nonzero()[0].tolist() == [1]
+    assert newly_followed(begins, begins, already, depth=0).nonzero()[0].tolist() == [1]
     already[-1] = True
-    assert not newly_followed(begins, already, depth=0).any()
+    assert not newly_followed(begins, begins, already, depth=0).any()
 
 
-def test_a_sequence_is_decided_about_when_it_begins_and_once() -> None:
+def test_while_drafting_pays_those_that_began_before_join_one_by_one() -> None:
+    candidates = np.array([False, True, True, True])
+    begins = np.array([False, False, True, False])
+    assert newly_followed(candidates, begins, ~candidates, depth=1).nonzero()[0].tolist() == [1, 2]
+
+
+def test_while_nothing_is_drafted_none_of_those_joins_unless_nobody_is_left() -> None:
+    candidates = np.array([True, True, True, False])
+    nobody = np.zeros(4, dtype=bool)
+    assert not newly_followed(candidates, nobody, ~candidates, depth=0).any()
+    assert newly_followed(candidates, nobody, nobody, depth=0).nonzero()[0].tolist() == [0]
+    assert newly_followed(candidates, np.array([False, True, False, False]), nobody, depth=0).nonzero()[0].tolist() == [
+        1
+    ]
+
+
+def test_who_is_followed_stays_so() -> None:
     estimator = stage(DEAR_DRAFTS)
     assert followed(estimator, [1, 2, 3], begins=True) == [True, False, False]
-    assert followed(estimator, [2, 3]) == [False, False], "what was not handed on before is lost"
-    assert followed(estimator, [2, 4], begins=True) == [True, False], "it is sent anew, so it begins anew"
-    assert followed(estimator, [1, 2, 3, 4]) == [True, True, False, False]
+    assert followed(estimator, [2, 3, 1]) == [False, False, True]
+    assert followed(estimator, [2, 3]) == [True, False], "the one that was followed has gone"
+    assert followed(estimator, [4, 2], begins=True) == [True, False], "it is sent anew, so it begins anew"
+    assert followed(estimator, [1, 2, 3, 4]) == [True, False, False, True]
 
 
 def test_while_drafting_pays_everybody_who_begins_is_followed() -> None:
