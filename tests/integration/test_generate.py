@@ -100,6 +100,21 @@ def test_what_repeats_is_looked_up_and_greedy_text_stays_the_targets_own(client:
     wait_until(lambda: client.metric("av_estimator_looked_up_accepted_tokens_total") > accepted + 20)
 
 
+def test_a_conversations_next_turn_computes_only_what_is_new(
+    client: GenerateClient, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    first_turn = "A list of things that one finds in a kitchen, in a garden and in a garage: "
+    first = client.generate(text_input=first_turn, max_tokens=24, temperature=0.0).body["text_output"]
+    reused = client.metric("av_reused_prompt_tokens_total")
+    next_turn = f"{first_turn}{first} And which of them are made of wood?"
+    answer = client.generate(text_input=next_turn, max_tokens=16, temperature=0.0).body
+    expected = greedy(target, tokenizer, next_turn, 16)
+    assert answer["text_output"] == tokenizer.decode(expected, skip_special_tokens=True)
+    # the last token was never computed, and the one before may be another one where text follows
+    shared = len(tokenizer(first_turn + first)["input_ids"]) - 2
+    wait_until(lambda: client.metric("av_reused_prompt_tokens_total") >= reused + shared)
+
+
 def test_a_long_prompt_does_not_stop_the_others(client: GenerateClient) -> None:
     """While a prompt of 1,800 tokens is computed in chunks, a short request starts and ends."""
     long = {"text_input": "word " * 1800, "max_tokens": 2, "temperature": 0.0}
