@@ -6,7 +6,8 @@
 Every round starts one peer after the other and lets it serve every number of requests at a time, so that a slow spell
 of the machine does not fall on one of them alone. Ours is the whole server, driven by perf_analyzer over gRPC streams;
 the peers are called in their own processes, which spares them a server's work, on all cores and in the number format
-that is fastest here. Writes into the folder `--output`: peers.csv (a line per point, at once) and peers.md.
+that is fastest here. Who reuses what earlier requests had computed does so, as by default (ours, and vLLM); but no
+prompt is sent twice to one process. Writes into the folder `--output`: peers.csv (a line per point, at once), peers.md.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -168,7 +170,30 @@ def our_server(state_directory: Path, num_draft_tokens: int) -> Iterator[Run]:
         yield run
 
 
-def measure(options: argparse.Namespace, results: ResultsDirectory[Measurement], texts: Sequence[str]) -> None:
+def num_requests(options: argparse.Namespace, concurrency: int) -> int:
+    """Of a point."""
+    return max(options.min_requests, options.requests_per_stream * concurrency)
+
+
+def prompts_of_points(options: argparse.Namespace) -> dict[tuple[str, int], list[str]]:
+    """Different prompts for each sampling and concurrency, the same for all peers and rounds; "" for warming up."""
+    counts = {("", 0): WARM_UP_REQUESTS} | {
+        (sampling, concurrency): num_requests(options, concurrency)
+        for sampling in options.samplings
+        for concurrency in options.concurrency
+    }
+    texts = prompts(
+        sum(counts.values()), options.max_prompt_characters, files=prompt_files(options.prompts), seed=options.seed
+    )
+    rest = iter(texts)
+    return {point: list(itertools.islice(rest, count)) for point, count in counts.items()}
+
+
+def measure(
+    options: argparse.Namespace,
+    results: ResultsDirectory[Measurement],
+    texts: Mapping[tuple[str, int], Sequence[str]],
+) -> None:
     """Measures all points that are not measured yet. A peer that fails is noted, and the others go on."""
     model = resolve_model(options.target)
     done = {measurement.key for measurement in results.measurements}
@@ -194,27 +219,24 @@ def measure(options: argparse.Namespace, results: ResultsDirectory[Measurement],
                 with contextlib.ExitStack() as stack:
                     try:
                         run = stack.enter_context(_opened(name, model, results.path / "state"))
-                        run(_batch(texts[:WARM_UP_REQUESTS], "greedy", WARM_UP_REQUESTS, WARM_UP_TOKENS, repeat))
+                        run(_batch(texts["", 0], "greedy", WARM_UP_REQUESTS, WARM_UP_TOKENS, repeat))
                     except SetupError as error:
                         for point in own:
                             results.add(Measurement(*point, 0, 0, 0.0, _one_line(error)))
                             progress.update()
                         continue
                     for point in own:
-                        results.add(_measured(run, point, texts, options))
+                        results.add(_measured(run, point, texts[point[1], point[2]], options.max_tokens))
                         progress.update()
 
 
-def _measured(
-    run: Run, point: tuple[str, str, int, int], texts: Sequence[str], options: argparse.Namespace
-) -> Measurement:
+def _measured(run: Run, point: tuple[str, str, int, int], texts: Sequence[str], max_tokens: int) -> Measurement:
     _, sampling, concurrency, repeat = point
-    requests = max(options.min_requests, options.requests_per_stream * concurrency)
     try:
-        outcome = run(_batch(texts[:requests], sampling, concurrency, options.max_tokens, repeat))
+        outcome = run(_batch(texts, sampling, concurrency, max_tokens, repeat))
     except (SetupError, RuntimeError) as error:
-        return Measurement(*point, requests, 0, 0.0, _one_line(error))
-    return Measurement(*point, requests, outcome.output_tokens, outcome.duration_s, "")
+        return Measurement(*point, len(texts), 0, 0.0, _one_line(error))
+    return Measurement(*point, len(texts), outcome.output_tokens, outcome.duration_s, "")
 
 
 def _batch(texts: Sequence[str], sampling: str, concurrency: int, max_tokens: int, seed: int) -> dict[str, Any]:
@@ -297,11 +319,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    requests = max(options.min_requests, options.requests_per_stream * max(options.concurrency))
-    texts = prompts(requests, options.max_prompt_characters, files=prompt_files(options.prompts), seed=options.seed)
+    texts = prompts_of_points(options)
+    names = ("target", "samplings", "concurrency", "max_tokens", "requests_per_stream", "min_requests")
     study = {
-        **{name: getattr(options, name) for name in ("target", "max_tokens", "requests_per_stream", "min_requests")},
-        "prompts": hashlib.sha256("\0".join(texts[: options.min_requests]).encode()).hexdigest(),
+        **{name: getattr(options, name) for name in names},
+        "prompts": hashlib.sha256("\0".join(itertools.chain(*texts.values())).encode()).hexdigest(),
     }
     with resumable():
         results = ResultsDirectory(options.output, study, Measurement, "peers.csv")

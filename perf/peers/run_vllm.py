@@ -30,7 +30,6 @@ class Peer:
             dtype=dtype,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=MAX_NUM_SEQS,
-            enable_prefix_caching=False,
             **({"speculative_config": {**ngram, "prompt_lookup_min": 2}} if mode == "ngram" else {}),
         )
 

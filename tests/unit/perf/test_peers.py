@@ -48,6 +48,19 @@ def test_a_peer_that_failed_is_named_with_its_reason() -> None:
     assert "vLLM failed: `SetupError: no such instruction`" in table
 
 
+def test_no_prompt_is_sent_twice_to_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["compare.py", "--requests-per-stream", "2"])
+    options = compare.parse_arguments()
+    texts = compare.prompts_of_points(options)
+    assert {point: len(of_point) for point, of_point in texts.items()} == {
+        ("", 0): 2,
+        **{(sampling, n): max(4, 2 * n) for sampling in ("greedy", "sampled") for n in (1, 8, 32, 64)},
+    }
+    monkeypatch.setattr(compare, "prompts", lambda count, *_, **__: [str(i) for i in range(count)])
+    numbers = [number for of_point in compare.prompts_of_points(options).values() for number in of_point]
+    assert len(set(numbers)) == len(numbers)
+
+
 @pytest.fixture
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peer:
     monkeypatch.setenv("PYTHONPATH", str(compare.FOLDER))
