@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import tritonclient.grpc as triton
+import tritonclient.grpc as grpc
+import tritonclient.http as http
 from tests.step_requests import RequestRow, step_request
 from tritonclient.utils import InferenceServerException
 
@@ -17,19 +18,19 @@ from adaptive_verification.serving.launcher import RunningServer
 TOKENS = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 
 
-def wire_inputs(request: StepRequest) -> list[Any]:
-    specs = {spec.name: spec.wire_type for spec in request.specs().values()}
+def wire_inputs(request: StepRequest, triton: Any = grpc) -> list[Any]:
+    arrays = to_numpy(request)
     inputs = []
-    for name, array in to_numpy(request).items():
-        tensor = triton.InferInput(name, list(array.shape), specs[name])
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
+    for tensor in request.wire_tensors():
+        array = arrays[tensor.name]
+        inputs.append(triton.InferInput(tensor.name, list(array.shape), tensor.wire_type))
+        inputs[-1].set_data_from_numpy(array)
     return inputs
 
 
 @pytest.fixture
 def step(server: RunningServer) -> Any:
-    client = triton.InferenceServerClient(server.grpc_url)
+    client = grpc.InferenceServerClient(server.grpc_url)
     return lambda request: from_numpy(StepResult, client.infer("speculative_step", wire_inputs(request)).as_numpy)
 
 
@@ -65,9 +66,21 @@ def test_a_repeated_step_gives_the_same_answer(step: Any) -> None:
     step(step_request([], release=[106]))
 
 
+def test_a_step_over_http_is_the_same_step_with_rows_and_without(server: RunningServer, step: Any) -> None:
+    client = http.InferenceServerClient(server.http_url.removeprefix("http://"))
+    request = step_request([RequestRow(108, 0, TOKENS, draft_limit=2, temperature=1.0, seed=3)])
+
+    def step_over_http(request: StepRequest) -> StepResult:
+        return from_numpy(StepResult, client.infer("speculative_step", wire_inputs(request, http)).as_numpy).validate()
+
+    assert step_over_http(request).output_tokens.tolist() == step(request).output_tokens.tolist()
+    assert step_over_http(step_request([], release=[108])).num_rows == 0
+    client.close()
+
+
 def test_requests_of_several_clients_share_steps_and_stay_apart(server: RunningServer) -> None:
     def run(i: int) -> list[int]:
-        client = triton.InferenceServerClient(server.grpc_url)
+        client = grpc.InferenceServerClient(server.grpc_url)
         row = RequestRow(200 + i, 0, TOKENS[: 2 + i % 4], draft_limit=i % 3, temperature=0.0)
         response = client.infer("speculative_step", wire_inputs(step_request([row])))
         return from_numpy(StepResult, response.as_numpy).output_tokens.tolist()[:1]
@@ -79,16 +92,23 @@ def test_requests_of_several_clients_share_steps_and_stay_apart(server: RunningS
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("TOKENS", "TOKENS has 0 entries"), ("TEMPERATURE", "TEMPERATURE has 0 entries")]
+    ("name", "shape", "message"),
+    [
+        ("TOKENS", [1, 0], "TOKENS has 0 entries"),
+        ("TEMPERATURE_AND_TOP_P", [1, 2, 0], r"TEMPERATURE \(line 0 of TEMPERATURE_AND_TOP_P\) has 0 entries"),
+        ("TEMPERATURE_AND_TOP_P", [1, 1, 1], r"unexpected shape for input 'TEMPERATURE_AND_TOP_P'.*\[-1,2,-1\]"),
+    ],
 )
-def test_a_malformed_request_is_told_which_tensor_is_wrong(server: RunningServer, name: str, message: str) -> None:
+def test_a_malformed_request_is_told_which_tensor_is_wrong(
+    server: RunningServer, name: str, shape: list[int], message: str
+) -> None:
     import numpy as np
 
-    client = triton.InferenceServerClient(server.grpc_url)
+    client = grpc.InferenceServerClient(server.grpc_url)
     inputs = wire_inputs(step_request([RequestRow(107, 0, TOKENS)]))
     for tensor in inputs:
         if tensor.name() == name:
-            tensor.set_shape([1, 0])
-            tensor.set_data_from_numpy(np.empty((1, 0), np.float32 if name == "TEMPERATURE" else np.int32))
+            tensor.set_shape(shape)
+            tensor.set_data_from_numpy(np.ones(shape, np.int32 if name == "TOKENS" else np.float32))
     with pytest.raises(InferenceServerException, match=message):
         client.infer("speculative_step", inputs)

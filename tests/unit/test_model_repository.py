@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from adaptive_verification.contract import Draft, Estimate, StepRequest, StepResult
-from adaptive_verification.contract.messages import Message
+from adaptive_verification.contract.message import Message
 from adaptive_verification.serving.cli import main
 from adaptive_verification.settings import SETTINGS_BY_MODEL
 
@@ -27,7 +27,11 @@ def config(model: str) -> ModelConfig:
 
 
 def tensors(*kinds: type[Message], reader: str | None = None) -> list[tuple[str, str, list[int]]]:
-    return [(spec.name, f"TYPE_{spec.wire_type}", [-1]) for kind in kinds for spec in kind.specs(reader).values()]
+    return [
+        (tensor.name, f"TYPE_{tensor.wire_type}", [*tensor.shape[1:], -1])
+        for kind in kinds
+        for tensor in kind.wire_tensors(reader)
+    ]
 
 
 @pytest.mark.parametrize("model", STAGES)
@@ -53,7 +57,7 @@ def test_requests_of_different_lengths_share_a_batch(model: str) -> None:
 def test_the_ensemble_hands_every_stage_what_it_reads() -> None:
     steps = config("speculative_step").ensemble_scheduling.step
     assert [step.model_name for step in steps] == ["drafter", "av_estimator", "verifier"]
-    available = {spec.name for spec in StepRequest.specs().values()}
+    available = {tensor.name for tensor in StepRequest.wire_tensors()}
     for step in steps:
         inputs, output = STAGES[step.model_name]
         assert set(step.input_map) == {name for name, _, _ in tensors(*inputs, reader=step.model_name)}

@@ -11,7 +11,8 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from adaptive_verification.contract.messages import StepResult, split_wide
+from adaptive_verification.contract.message import split_wide
+from adaptive_verification.contract.messages import StepResult
 
 
 class RowStates(NamedTuple):

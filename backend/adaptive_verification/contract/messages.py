@@ -5,24 +5,32 @@
     Estimate     estimator -> verifier
     StepResult   verifier -> caller; the whole step's answer
 
-This module owns the tensors' names (a field's name in capitals), element types and lengths. A tensor is 1-D here and
-`[1, length]` on the wire. It knows nothing of Triton (`contract.wire` does) and nothing of what the stages compute.
+This module owns the fields' names, element types, lengths and allowed values, and which tensor of the wire each is: one
+of its own, or a line of one that it shares, in the order of declaration (see `contract.message`). Comments and errors
+name a field in capitals in either case. The module knows nothing of Triton (`contract.wire` does) and nothing of what
+the stages compute.
 
-Ragged values lie end to end; a count tensor of the same message, or of the request, says how many belong to each row.
+Ragged values lie end to end; a count field of the same message, or of the request, says how many belong to each row.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from adaptive_verification.contract.message import (
+    ANY_LENGTH,
+    ONE_PER_ROW,
+    Message,
+    Range,
+    WireTensor,
+    alone,
+    line_of,
+    wide,
+)
 from adaptive_verification.errors import ContractError
 
 STATUS_OK = 0
@@ -47,167 +55,17 @@ REJECTION = 0
 COUPLED = 1
 """`ACCEPTANCE`: a draft is accepted if it is the target's own token; both meet the same noise."""
 
-ONE_PER_ROW = "one per row"
-ANY_LENGTH = "any length"
-
-M = TypeVar("M", bound="Message")
-Range = tuple[Callable[[np.ndarray], np.ndarray], str]
-
-
 DRAFTER = "drafter"
 ESTIMATOR = "av_estimator"
 VERIFIER = "verifier"
-_ALL_STAGES = (DRAFTER, ESTIMATOR, VERIFIER)
 
+_MAX_INT32 = int(np.iinfo(np.int32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_LEAST_FLOAT32 = float(np.nextafter(np.float32(0), np.float32(1)))  # above 0
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """What one field of a message looks like on the wire.
-
-    `length` is `ONE_PER_ROW`, `ANY_LENGTH` or the name of the count field of the same message whose sum it is; of a
-    tensor that `is_wide` each entry is a run of values, all of one width, which may be 0.
-    64-bit unsigned wire types are kept as int64 with the same bits, because torch does no arithmetic on uint64.
-    `read_by` names the stages that are sent the tensor: each costs some 0.05 ms of every step.
-    """
-
-    name: str
-    dtype: torch.dtype
-    wire_type: str
-    length: str
-    read_by: tuple[str, ...]
-    is_wide: bool = False
-
-
-def _tensor(dtype: torch.dtype, wire_type: str, length: str, read_by: tuple[str, ...], *, is_wide: bool = False) -> Any:
-    return dataclasses.field(
-        metadata={
-            "dtype": dtype,
-            "wire_type": wire_type,
-            "length": length,
-            "read_by": read_by or _ALL_STAGES,
-            "is_wide": is_wide,
-        }
-    )
-
-
-def _int32(length: str, *read_by: str) -> Any:
-    return _tensor(torch.int32, "INT32", length, read_by)
-
-
-def _float32(length: str, *read_by: str) -> Any:
-    return _tensor(torch.float32, "FP32", length, read_by)
-
-
-def _uint64(length: str, *read_by: str) -> Any:
-    return _tensor(torch.int64, "UINT64", length, read_by)
-
-
-def _wide_bytes(length: str, *read_by: str) -> Any:
-    return _tensor(torch.uint8, "UINT8", length, read_by, is_wide=True)
-
-
-def _wide_float32(length: str, *read_by: str) -> Any:
-    return _tensor(torch.float32, "FP32", length, read_by, is_wide=True)
-
-
-@dataclass
-class Message:
-    """A bundle of flat tensors that can be validated, concatenated with others of its kind, and split again."""
-
-    shared_fields: ClassVar[frozenset[str]] = frozenset()
-    """Free-length fields that describe the whole step: `split` hands them to every part, `concatenate` keeps the first
-    that is not empty. Other free-length fields are concatenated, and not split."""
-
-    ranges: ClassVar[dict[str, Range]] = {}
-    """Field -> which values are allowed, as a test and in words."""
-
-    @classmethod
-    def specs(cls, reader: str | None = None) -> dict[str, TensorSpec]:
-        """Field name -> specification, in declaration order; only what a stage reads, where one is named."""
-        specs = _specs(cls)  # type: ignore[arg-type]  # a class is hashable, though its instances are not
-        return specs if reader is None else {name: spec for name, spec in specs.items() if reader in spec.read_by}
-
-    @property
-    def num_rows(self) -> int:
-        """How many sequences the message speaks of."""
-        row_field = next(name for name, spec in self.specs().items() if spec.length == ONE_PER_ROW)
-        return int(getattr(self, row_field).numel())
-
-    def validate(self: M, reader: str | None = None) -> M:
-        """Checks types, dimensions, ranges, and that every ragged length equals the sum of its counts; returns self.
-
-        Args:
-            reader: a stage whose copy of the message this is: what it is not sent is empty, and not checked.
-
-        Raises:
-            ContractError: naming the tensor, what it is and what it must be.
-        """
-        num_rows = self.num_rows
-        for field_name, spec in self.specs(reader).items():
-            tensor = getattr(self, field_name)
-            if tensor.dim() != 1 or tensor.dtype != spec.dtype:
-                raise ContractError(
-                    f"{spec.name} is {list(tensor.shape)} {tensor.dtype}; it must be one-dimensional {spec.dtype}"
-                )
-            if spec.length == ANY_LENGTH:
-                continue
-            if spec.length == ONE_PER_ROW:
-                expected, reason = num_rows, f"one entry for each of the {num_rows} rows"
-            else:
-                expected, reason = int(getattr(self, spec.length).sum()), f"the sum of {spec.length.upper()}"
-            if spec.is_wide:
-                left_over = tensor.numel() % expected if expected else tensor.numel()
-                if left_over:
-                    raise ContractError(
-                        f"{spec.name} has {tensor.numel()} entries; it must have as many for each of {expected} "
-                        f"({reason})"
-                    )
-                continue
-            if tensor.numel() != expected:
-                raise ContractError(f"{spec.name} has {tensor.numel()} entries; it must have {expected} ({reason})")
-        for field_name, (is_allowed, allowed) in self.ranges.items():
-            values = getattr(self, field_name).cpu().numpy()  # numpy: a tenth of torch's time on so few numbers
-            holds = is_allowed(values)
-            if not holds.all():
-                row = int((~holds).nonzero()[0][0])
-                raise ContractError(f"{field_name.upper()}[{row}] is {values[row]}; it must be {allowed}")
-        return self
-
-    @classmethod
-    def concatenate(cls: type[M], parts: Sequence[M]) -> M:
-        """One message with the rows of all parts in order."""
-        if len(parts) == 1:
-            return parts[0]
-        joined = {}
-        for field_name in cls.specs():
-            tensors = [getattr(part, field_name) for part in parts]
-            if field_name in cls.shared_fields:
-                joined[field_name] = next((tensor for tensor in tensors if tensor.numel()), tensors[0])
-            else:
-                joined[field_name] = torch.cat(tensors)
-        return cls(**joined)
-
-    def split(self: M, rows_per_part: Sequence[int]) -> list[M]:
-        """The inverse of `concatenate`: parts of so many rows each."""
-        if len(rows_per_part) == 1:
-            return [self]
-        pieces: dict[str, list[Tensor]] = {}
-        for field_name, spec in self.specs().items():
-            tensor = getattr(self, field_name)
-            if spec.length == ANY_LENGTH:
-                pieces[field_name] = [tensor] * len(rows_per_part)
-            elif spec.length == ONE_PER_ROW:
-                pieces[field_name] = list(tensor.split(list(rows_per_part)))
-            else:
-                lengths = [int(counts.sum()) for counts in pieces[spec.length]]
-                pieces[field_name] = split_wide(tensor, lengths) if spec.is_wide else list(tensor.split(lengths))
-        return [type(self)(**{name: parts[i] for name, parts in pieces.items()}) for i in range(len(rows_per_part))]
-
-
-def split_wide(tensor: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """A wide tensor's parts of so many entries each."""
-    width = tensor.numel() // max(sum(counts), 1)
-    return list(tensor.split([count * width for count in counts]))
+IDS_AND_SEEDS = WireTensor("IDS_AND_SEEDS", "UINT64", ONE_PER_ROW)
+REQUEST_ROWS = WireTensor("REQUEST_ROWS", "INT32", ONE_PER_ROW)
+TEMPERATURE_AND_TOP_P = WireTensor("TEMPERATURE_AND_TOP_P", "FP32", ONE_PER_ROW, (DRAFTER, VERIFIER))
 
 
 @dataclass
@@ -220,43 +78,44 @@ class StepRequest(Message):
 
     shared_fields = frozenset({"previous_cost", "evidence_key"})
     ranges: ClassVar[dict[str, Range]] = {
-        "token_count": (lambda values: values >= 1, "at least 1"),
-        "context_length": (lambda values: values >= 0, "at least 0"),
-        "tokens": (lambda values: values >= 0, "a token id of the target"),
-        "draft_limit": (lambda values: values >= FILL_ONLY, "at least -1"),
-        "model_draft_limit": (lambda values: values >= 0, "at least 0"),
-        "temperature": (lambda values: np.isfinite(values) & (values >= 0), "finite and at least 0"),
-        "top_p": (lambda values: (values > 0) & (values <= 1), "above 0 and at most 1"),
-        "top_k": (lambda values: values >= 0, "at least 0"),
-        "acceptance": (lambda values: (values == REJECTION) | (values == COUPLED), "0 or 1"),
-        "previous_accepted": (lambda values: values >= NO_LABEL, "at least -1"),
-        "previous_hidden_start": (lambda values: values >= 0, "at least 0"),
-        "previous_hidden_count": (lambda values: values >= 0, "at least 0"),
+        "context_length": Range(0, _MAX_INT32, "at least 0"),
+        "token_count": Range(1, _MAX_INT32, "at least 1"),
+        "draft_limit": Range(FILL_ONLY, _MAX_INT32, "at least -1"),
+        "model_draft_limit": Range(0, _MAX_INT32, "at least 0"),
+        "top_k": Range(0, _MAX_INT32, "at least 0"),
+        "acceptance": Range(REJECTION, COUPLED, "0 or 1"),
+        "previous_accepted": Range(NO_LABEL, _MAX_INT32, "at least -1"),
+        "previous_hidden_start": Range(0, _MAX_INT32, "at least 0"),
+        "previous_hidden_count": Range(0, _MAX_INT32, "at least 0"),
+        "temperature": Range(0, _MAX_FLOAT32, "finite and at least 0"),
+        "top_p": Range(_LEAST_FLOAT32, 1, "above 0 and at most 1"),
+        "tokens": Range(0, _MAX_INT32, "a token id of the target"),
     }
 
-    sequence_id: Tensor = _uint64(ONE_PER_ROW)  # chosen by the caller
-    context_length: Tensor = _int32(ONE_PER_ROW)  # confirmed tokens before this request's tokens
-    token_count: Tensor = _int32(ONE_PER_ROW)  # at least 1
-    tokens: Tensor = _int32("token_count", DRAFTER, VERIFIER)  # newly confirmed tokens
-    draft_limit: Tensor = _int32(ONE_PER_ROW)  # at most so many drafts; 0: sample one token; FILL_ONLY
-    model_draft_limit: Tensor = _int32(
-        ONE_PER_ROW, DRAFTER, ESTIMATOR
+    sequence_id: Tensor = line_of(IDS_AND_SEEDS)  # chosen by the caller
+    seed: Tensor = line_of(IDS_AND_SEEDS)
+
+    context_length: Tensor = line_of(REQUEST_ROWS)  # confirmed tokens before this request's tokens
+    token_count: Tensor = line_of(REQUEST_ROWS)  # at least 1
+    draft_limit: Tensor = line_of(REQUEST_ROWS)  # at most so many drafts; 0: sample one token; FILL_ONLY
+    model_draft_limit: Tensor = line_of(
+        REQUEST_ROWS
     )  # and so many of them from a model, whose depth costs: what the last step advised; looked-up drafts are free
-    temperature: Tensor = _float32(ONE_PER_ROW, DRAFTER, VERIFIER)  # 0: greedy
-    top_p: Tensor = _float32(ONE_PER_ROW, DRAFTER, VERIFIER)  # in (0, 1]; 1: off
-    top_k: Tensor = _int32(ONE_PER_ROW, DRAFTER, VERIFIER)  # 0: off
-    seed: Tensor = _uint64(ONE_PER_ROW, DRAFTER, VERIFIER)
-    acceptance: Tensor = _int32(ONE_PER_ROW)  # REJECTION or COUPLED
-    previous_accepted: Tensor = _int32(
-        ONE_PER_ROW, ESTIMATOR
-    )  # drafts of the last step that the target accepted; NO_LABEL
-    previous_cost: Tensor = _float32(ANY_LENGTH, ESTIMATOR)  # the last result's STEP_COST, or empty
-    previous_hidden_start: Tensor = _int32(ONE_PER_ROW, DRAFTER)  # the position of the row's first hidden state
-    previous_hidden_count: Tensor = _int32(ONE_PER_ROW, DRAFTER)  # 0 where there are none to hand on
-    previous_hidden_states: Tensor = _wide_bytes("previous_hidden_count", DRAFTER)  # as the last result gave them
-    release: Tensor = _uint64(ANY_LENGTH)  # sequences to forget
-    evidence_key: Tensor = _uint64(
-        ANY_LENGTH, ESTIMATOR
+    top_k: Tensor = line_of(REQUEST_ROWS)  # 0: off
+    acceptance: Tensor = line_of(REQUEST_ROWS)  # REJECTION or COUPLED
+    previous_accepted: Tensor = line_of(REQUEST_ROWS)  # drafts of the last step that the target accepted; NO_LABEL
+    previous_hidden_start: Tensor = line_of(REQUEST_ROWS)  # the position of the row's first hidden state
+    previous_hidden_count: Tensor = line_of(REQUEST_ROWS)  # 0 where there are none to hand on
+
+    temperature: Tensor = line_of(TEMPERATURE_AND_TOP_P)  # 0: greedy
+    top_p: Tensor = line_of(TEMPERATURE_AND_TOP_P)  # in (0, 1]; 1: off
+
+    tokens: Tensor = alone("INT32", "token_count", DRAFTER, VERIFIER)  # newly confirmed tokens
+    previous_cost: Tensor = alone("FP32", ANY_LENGTH, ESTIMATOR)  # the last result's STEP_COST, or empty
+    previous_hidden_states: Tensor = wide("UINT8", "previous_hidden_count", DRAFTER)  # as the last result gave them
+    release: Tensor = alone("UINT64", ANY_LENGTH)  # sequences to forget
+    evidence_key: Tensor = alone(
+        "UINT64", ANY_LENGTH, ESTIMATOR
     )  # proves that this caller's labels may teach the estimator, or empty
 
     @property
@@ -271,6 +130,10 @@ class StepRequest(Message):
         return self
 
 
+DRAFT_ROWS = WireTensor("DRAFT_ROWS", "INT32", ONE_PER_ROW, (ESTIMATOR, VERIFIER))
+DRAFTS = WireTensor("DRAFTS", "INT32", "drafted_count", (VERIFIER,))
+
+
 @dataclass
 class Draft(Message):
     """What the drafter proposes: for each row `drafted_count` tokens, each with the distribution it was drawn from.
@@ -281,22 +144,27 @@ class Draft(Message):
 
     shared_fields = frozenset({"draft_cost"})
 
-    drafted_count: Tensor = _int32(ONE_PER_ROW)
-    draft_status: Tensor = _int32(ONE_PER_ROW)  # STATUS_*; a row that is not ok has no drafts
-    draft_match_length: Tensor = _int32(
-        ONE_PER_ROW, ESTIMATOR
+    drafted_count: Tensor = line_of(DRAFT_ROWS)
+    draft_status: Tensor = line_of(DRAFT_ROWS)  # STATUS_*; a row that is not ok has no drafts
+    draft_match_length: Tensor = line_of(
+        DRAFT_ROWS
     )  # tokens of the earlier occurrence that the row's drafts were looked up after; 0: they are a model's
-    draft_tokens: Tensor = _int32("drafted_count", VERIFIER)
-    draft_log_odds: Tensor = _float32(
-        "drafted_count", ESTIMATOR
+
+    draft_tokens: Tensor = line_of(DRAFTS)
+    candidate_count: Tensor = line_of(DRAFTS)
+
+    draft_log_odds: Tensor = alone(
+        "FP32", "drafted_count", ESTIMATOR
     )  # of the drafter's most likely token, see `estimation.features`
-    draft_features: Tensor = _wide_float32(
-        "drafted_count", ESTIMATOR
+    draft_features: Tensor = wide(
+        "FP32", "drafted_count", ESTIMATOR
     )  # what else was measured of each draft's distribution, `estimation.features.DRAFT_FEATURES`; or empty
-    candidate_count: Tensor = _int32("drafted_count", VERIFIER)
-    candidate_ids: Tensor = _int32("candidate_count", VERIFIER)
-    candidate_probs: Tensor = _float32("candidate_count", VERIFIER)
-    draft_cost: Tensor = _float32(ANY_LENGTH)  # `DraftCost`
+    candidate_ids: Tensor = alone("INT32", "candidate_count", VERIFIER)
+    candidate_probs: Tensor = alone("FP32", "candidate_count", VERIFIER)
+    draft_cost: Tensor = alone("FP32", ANY_LENGTH)  # `DraftCost`
+
+
+ESTIMATE_ROWS = WireTensor("ESTIMATE_ROWS", "INT32", ONE_PER_ROW)
 
 
 @dataclass
@@ -305,11 +173,15 @@ class Estimate(Message):
 
     shared_fields = frozenset({"estimate_cost"})
 
-    admitted_count: Tensor = _int32(ONE_PER_ROW)
-    next_draft_limit: Tensor = _int32(
-        ONE_PER_ROW
+    admitted_count: Tensor = line_of(ESTIMATE_ROWS)
+    next_draft_limit: Tensor = line_of(
+        ESTIMATE_ROWS
     )  # how deep drafting with a model pays in this row's next step; NOT_FOLLOWED
-    estimate_cost: Tensor = _float32(ANY_LENGTH)  # milliseconds, one number
+
+    estimate_cost: Tensor = alone("FP32", ANY_LENGTH)  # milliseconds, one number
+
+
+RESULT_ROWS = WireTensor("RESULT_ROWS", "INT32", ONE_PER_ROW)
 
 
 @dataclass
@@ -318,21 +190,15 @@ class StepResult(Message):
 
     shared_fields = frozenset({"step_cost"})
 
-    output_count: Tensor = _int32(ONE_PER_ROW)  # 0 for rows that only fill, or whose status is not ok
-    status: Tensor = _int32(ONE_PER_ROW)  # STATUS_*
-    drafted_count: Tensor = _int32(ONE_PER_ROW)  # the Draft's
-    admitted_count: Tensor = _int32(ONE_PER_ROW)  # the Estimate's; accepted: output_count - 1
-    next_draft_limit: Tensor = _int32(ONE_PER_ROW)  # the Estimate's
-    output_tokens: Tensor = _int32("output_count")
-    log_probs: Tensor = _float32("output_count")  # of the target's untransformed distribution
-    hidden_start: Tensor = _int32(ONE_PER_ROW)  # the position of the row's first hidden state
-    hidden_count: Tensor = _int32(ONE_PER_ROW)  # 0 where the drafter needs none
-    hidden_states: Tensor = _wide_bytes("hidden_count")  # of the tokens confirmed in this step, in the target's dtype
-    step_cost: Tensor = _float32(ANY_LENGTH)  # `StepCost`
+    output_count: Tensor = line_of(RESULT_ROWS)  # 0 for rows that only fill, or whose status is not ok
+    status: Tensor = line_of(RESULT_ROWS)  # STATUS_*
+    drafted_count: Tensor = line_of(RESULT_ROWS)  # the Draft's
+    admitted_count: Tensor = line_of(RESULT_ROWS)  # the Estimate's; accepted: output_count - 1
+    next_draft_limit: Tensor = line_of(RESULT_ROWS)  # the Estimate's
+    hidden_start: Tensor = line_of(RESULT_ROWS)  # the position of the row's first hidden state
+    hidden_count: Tensor = line_of(RESULT_ROWS)  # 0 where the drafter needs none
 
-
-@functools.cache
-def _specs(message_type: type[Message]) -> dict[str, TensorSpec]:
-    return {
-        field.name: TensorSpec(name=field.name.upper(), **field.metadata) for field in dataclasses.fields(message_type)
-    }
+    output_tokens: Tensor = alone("INT32", "output_count")
+    log_probs: Tensor = alone("FP32", "output_count")  # of the target's untransformed distribution
+    hidden_states: Tensor = wide("UINT8", "hidden_count")  # of the tokens confirmed in this step, in the target's dtype
+    step_cost: Tensor = alone("FP32", ANY_LENGTH)  # `StepCost`

@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from adaptive_verification.contract.messages import Message, StepRequest
+from adaptive_verification.contract.message import Message
+from adaptive_verification.contract.messages import StepRequest
 from adaptive_verification.contract.wire import from_triton, to_triton
 from adaptive_verification.errors import AdaptiveVerificationError, ContractError
 

@@ -1,7 +1,8 @@
 """Messages to and from Triton tensors, in every place where there are any: Python models, gRPC and HTTP clients.
 
-A message's field is the tensor of the same name in capitals, `[1, length]` on the wire. Data stays where it is: CPU
-tensors share numpy's memory, GPU tensors are handed over by DLPack.
+Which tensor a message's field is, or is a line of, `contract.messages` says. Data stays where it is: CPU tensors share
+numpy's memory, GPU tensors are handed over by DLPack. Only lines are put together when they are sent; received, a field
+is a view of its line.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from adaptive_verification.contract.messages import Message
+from adaptive_verification.contract.message import Message, WireTensor
 from adaptive_verification.errors import ContractError
 
 M = TypeVar("M", bound=Message)
 
-_NUMPY_TYPES = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "UINT8": np.uint8}
+_NUMPY_TYPES = {
+    "INT32": np.dtype(np.int32),
+    "FP32": np.dtype(np.float32),
+    "UINT64": np.dtype(np.uint64),
+    "UINT8": np.dtype(np.uint8),
+}
 
 
 def to_numpy(message: Message) -> dict[str, np.ndarray]:
-    """Tensor name -> `[1, length]` array of the wire's type."""
-    arrays = {}
-    for field_name, spec in message.specs().items():
-        array = getattr(message, field_name).cpu().numpy()
-        arrays[spec.name] = array.view(_NUMPY_TYPES[spec.wire_type])[np.newaxis]
-    return arrays
+    """Tensor name -> array of the wire's type and shape."""
+    return {tensor.name: _to_wire(message, tensor).cpu().numpy() for tensor in message.wire_tensors()}
 
 
 def from_numpy(message_type: type[M], get_array: Callable[[str], np.ndarray | None], reader: str | None = None) -> M:
@@ -40,27 +42,18 @@ def from_numpy(message_type: type[M], get_array: Callable[[str], np.ndarray | No
     Raises:
         ContractError: a tensor is missing, or has the wrong type or shape.
     """
-    fields = {name: torch.empty(0, dtype=spec.dtype) for name, spec in message_type.specs().items()}
-    for field_name, spec in message_type.specs(reader).items():
-        array = get_array(spec.name)
-        if array is None:
-            raise ContractError(f"{spec.name} is missing; send an empty tensor where there is nothing to say")
-        if array.dtype != _NUMPY_TYPES[spec.wire_type] or array.ndim != 2 or array.shape[0] != 1:
-            raise ContractError(f"{spec.name} is {list(array.shape)} {array.dtype}; it must be [1, n] {spec.wire_type}")
-        fields[field_name] = _tensor_over(array[0], spec.dtype)
-    return message_type(**fields)
+    return _from_wire(message_type, lambda tensor: _from_array(tensor, get_array(tensor.name)), reader)
 
 
 def to_triton(message: Message, pb_utils: Any) -> list[Any]:
     """The message as `pb_utils.Tensor`s."""
     tensors = []
-    for field_name, spec in message.specs().items():
-        tensor: Tensor = getattr(message, field_name)
-        if tensor.is_cuda:
-            tensors.append(pb_utils.Tensor.from_dlpack(spec.name, tensor[None]))
+    for tensor in message.wire_tensors():
+        values = _to_wire(message, tensor)
+        if values.is_cuda:
+            tensors.append(pb_utils.Tensor.from_dlpack(tensor.name, values))
         else:
-            array = tensor.numpy().view(_NUMPY_TYPES[spec.wire_type])
-            tensors.append(pb_utils.Tensor(spec.name, array[np.newaxis]))
+            tensors.append(pb_utils.Tensor(tensor.name, values.numpy()))
     return tensors
 
 
@@ -70,28 +63,46 @@ def from_triton(message_type: type[M], get_tensor: Callable[[str], Any], reader:
     Raises:
         ContractError: as `from_numpy`.
     """
-    on_gpu = {}
 
-    def get_array(name: str) -> np.ndarray | None:
-        tensor = get_tensor(name)
-        if tensor is None or tensor.is_cpu():
-            return None if tensor is None else tensor.as_numpy()
-        on_gpu[name] = torch.utils.dlpack.from_dlpack(tensor.to_dlpack())
-        spec = next(spec for spec in message_type.specs().values() if spec.name == name)
-        return np.empty((1, 0), dtype=_NUMPY_TYPES[spec.wire_type])
+    def get_values(tensor: WireTensor) -> Tensor:
+        sent = get_tensor(tensor.name)
+        if sent is not None and not sent.is_cpu():
+            return torch.utils.dlpack.from_dlpack(sent.to_dlpack())
+        return _from_array(tensor, None if sent is None else sent.as_numpy())
 
-    message = from_numpy(message_type, get_array, reader)
-    for name, tensor in on_gpu.items():
-        setattr(message, name.lower(), tensor[0])
-    return message
+    return _from_wire(message_type, get_values, reader)
 
 
-def _tensor_over(array: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """A torch tensor over the array's memory, 64-bit unsigned as int64 with the same bits."""
-    if array.size == 0:
-        return torch.empty(0, dtype=dtype)
-    if array.dtype == np.uint64:
-        array = array.view(np.int64)
-    if not array.flags.writeable:
-        array = array.copy()
-    return torch.from_numpy(array)
+def _to_wire(message: Message, tensor: WireTensor) -> Tensor:
+    """The tensor in the wire's type and shape."""
+    lines = message.lines(tensor)
+    if tensor.wire_type == "UINT64":
+        lines = lines.view(torch.uint64)
+    return lines if len(tensor.fields) == 1 else lines[None]
+
+
+def _from_wire(message_type: type[M], get_values: Callable[[WireTensor], Tensor], reader: str | None) -> M:
+    fields: dict[str, Tensor] = {}
+    for tensor in message_type.wire_tensors():
+        if not tensor.is_read_by(reader):
+            fields.update(dict.fromkeys(tensor.fields, torch.empty(0, dtype=tensor.dtype)))
+            continue
+        values = get_values(tensor)
+        if tensor.wire_type == "UINT64":
+            values = values.view(tensor.dtype)
+        lines = values if len(tensor.fields) == 1 else values[0]  # [lines, length]
+        fields.update(zip(tensor.fields, lines.unbind(), strict=True))
+    return message_type(**fields)
+
+
+def _from_array(tensor: WireTensor, array: np.ndarray | None) -> Tensor:
+    """A torch tensor over the array's memory."""
+    if array is None:
+        raise ContractError(f"{tensor.name} is missing; send an empty tensor where there is nothing to say")
+    is_type = array.dtype == _NUMPY_TYPES[tensor.wire_type] or not array.size  # over HTTP, empty answers are float64
+    if not is_type or array.shape[:-1] != tensor.shape:
+        must_be = f"[{', '.join(map(str, tensor.shape))}, n] {tensor.wire_type}"
+        raise ContractError(f"{tensor.name} is {list(array.shape)} {array.dtype}; it must be {must_be}")
+    if not array.size:
+        return torch.empty(array.shape, dtype=tensor.dtype)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -8,7 +8,7 @@ from adaptive_verification.contract.messages import StepRequest, StepResult
 from adaptive_verification.contract.wire import from_triton, to_triton
 from adaptive_verification.errors import StepFailed
 
-OUTPUT_NAMES = [spec.name for spec in StepResult.specs().values()]
+OUTPUT_NAMES = [tensor.name for tensor in StepResult.wire_tensors()]
 
 
 class TritonStep:

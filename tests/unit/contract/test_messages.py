@@ -10,7 +10,7 @@ from tests.step_requests import RequestRow, step_request
 
 from adaptive_verification.contract import Draft, DraftCost, StepCost, StepRequest, StepResult
 from adaptive_verification.contract.hidden_states import NO_STATES, RowStates, for_rows, of_rows
-from adaptive_verification.contract.messages import Message
+from adaptive_verification.contract.message import Message
 from adaptive_verification.errors import ContractError
 
 
@@ -35,8 +35,8 @@ def draft() -> Draft:
 
 
 def assert_equal(one: Message, other: Message) -> None:
-    for field in one.specs():
-        assert torch.equal(getattr(one, field), getattr(other, field)), field
+    for field in dataclasses.fields(one):
+        assert torch.equal(getattr(one, field.name), getattr(other, field.name)), field.name
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,23 @@ def assert_equal(one: Message, other: Message) -> None:
     [
         ("token_count", [3, 2], r"TOKENS has 4 entries; it must have 5 \(the sum of TOKEN_COUNT\)"),
         ("token_count", [4, 0], r"TOKEN_COUNT\[1\] is 0; it must be at least 1"),
-        ("context_length", [0], r"CONTEXT_LENGTH has 1 entries; it must have 2"),
+        ("context_length", [0], r"CONTEXT_LENGTH \(line 0 of REQUEST_ROWS\) has 1 entries; it must have 2 \(one entry"),
         ("context_length", [0, -1], r"CONTEXT_LENGTH\[1\] is -1; it must be at least 0"),
         ("draft_limit", [-2, 0], r"DRAFT_LIMIT\[0\] is -2; it must be at least -1"),
         ("model_draft_limit", [0, -1], r"MODEL_DRAFT_LIMIT\[1\] is -1; it must be at least 0"),
         ("tokens", [1, 2, -3, 9], r"TOKENS\[2\] is -3"),
         ("temperature", [1.0, float("nan")], r"TEMPERATURE\[1\] is nan; it must be finite"),
+        ("temperature", [1.0, float("inf")], r"TEMPERATURE\[1\] is inf; it must be finite"),
         ("temperature", [-1.0, 0.0], r"TEMPERATURE\[0\] is -1.0"),
         ("top_p", [0.0, 1.0], r"TOP_P\[0\] is 0.0; it must be above 0 and at most 1"),
+        ("top_p", [0.5, 1.5], r"TOP_P\[1\] is 1.5; it must be above 0 and at most 1"),
+        ("top_p", [float("nan"), 1.0], r"TOP_P\[0\] is nan"),
         ("top_k", [0, -4], r"TOP_K\[1\] is -4"),
         ("acceptance", [1, 2], r"ACCEPTANCE\[1\] is 2; it must be 0 or 1"),
+        ("acceptance", [-1, 0], r"ACCEPTANCE\[0\] is -1; it must be 0 or 1"),
         ("previous_accepted", [-2, 0], r"PREVIOUS_ACCEPTED\[0\] is -2"),
+        ("previous_hidden_start", [0, -1], r"PREVIOUS_HIDDEN_START\[1\] is -1; it must be at least 0"),
+        ("previous_hidden_count", [1, -1], r"PREVIOUS_HIDDEN_COUNT\[1\] is -1; it must be at least 0"),
         ("sequence_id", [5, 5], "names a sequence twice"),
     ],
 )
@@ -65,10 +71,17 @@ def test_a_wrong_value_is_named(field: str, value: list[float], message: str) ->
         dataclasses.replace(good, **{field: tensor}).validate()
 
 
+def test_the_ends_of_every_range_are_allowed() -> None:
+    least = torch.tensor([0.0, 1.0]).nextafter(torch.tensor([1.0, 0.0]))  # above 0, below 1
+    dataclasses.replace(request(), top_p=least, temperature=torch.tensor([0.0, 3e38])).validate()
+    most = torch.full((2,), 2**31 - 1, dtype=torch.int32)
+    dataclasses.replace(request(), context_length=most, draft_limit=most, model_draft_limit=most, top_k=most).validate()
+
+
 def test_a_wrong_type_or_shape_is_named() -> None:
     with pytest.raises(ContractError, match=r"TOKENS is \[4\] torch.float32; it must be one-dimensional torch.int32"):
         dataclasses.replace(request(), tokens=torch.zeros(4)).validate()
-    with pytest.raises(ContractError, match=r"SEED is \[2, 1\]"):
+    with pytest.raises(ContractError, match=r"SEED \(line 1 of IDS_AND_SEEDS\) is \[2, 1\] torch.int64"):
         dataclasses.replace(request(), seed=torch.zeros(2, 1, dtype=torch.int64)).validate()
 
 
@@ -106,8 +119,8 @@ def result_states(rows: list[RowStates]) -> dict[str, torch.Tensor]:
 
 
 def test_no_tensor_of_the_ensemble_is_both_asked_and_answered() -> None:
-    asked = {spec.name for spec in StepRequest.specs().values()}
-    answered = {spec.name for spec in StepResult.specs().values()}
+    asked = {tensor.name for tensor in StepRequest.wire_tensors()}
+    answered = {tensor.name for tensor in StepResult.wire_tensors()}
     assert not asked & answered, "an ensemble has one name space: the answer would be the question"
 
 

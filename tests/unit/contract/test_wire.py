@@ -2,34 +2,188 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from tests.device import DEVICE
 from tests.step_requests import RequestRow, step_request
 
-from adaptive_verification.contract import StepRequest
-from adaptive_verification.contract.wire import from_numpy, to_numpy
+from adaptive_verification.contract import DRAFTER, ESTIMATOR, VERIFIER, Draft, DraftCost, StepRequest, StepResult
+from adaptive_verification.contract.message import Message
+from adaptive_verification.contract.wire import from_numpy, from_triton, to_numpy, to_triton
 from adaptive_verification.errors import ContractError
 
 
-def test_a_message_survives_the_wire() -> None:
-    request = step_request([RequestRow(2**63 - 1, 3, [1, 2], seed=-1), RequestRow(-5, 0, [7])], evidence_key=[-1])
-    arrays = to_numpy(request)
-    assert arrays["SEQUENCE_ID"].dtype == np.uint64
-    assert arrays["SEQUENCE_ID"].tolist() == [[2**63 - 1, 2**64 - 5]]
+def request() -> StepRequest:
+    rows = [RequestRow(2**63 - 1, 3, [1, 2], seed=-1, top_p=0.5), RequestRow(-5, 0, [7], draft_limit=4)]
+    return step_request(rows, evidence_key=[-1])
+
+
+def draft() -> Draft:
+    """Two rows with 2 and 0 drafts, whose distributions lie on the tests' device."""
+    return Draft(
+        drafted_count=torch.tensor([2, 0], dtype=torch.int32),
+        draft_status=torch.zeros(2, dtype=torch.int32),
+        draft_match_length=torch.tensor([5, 0], dtype=torch.int32),
+        draft_tokens=torch.tensor([4, 5], dtype=torch.int32),
+        draft_log_odds=torch.tensor([0.5, -1.0], device=DEVICE),
+        draft_features=torch.arange(6.0, device=DEVICE),
+        candidate_count=torch.tensor([1, 2], dtype=torch.int32),
+        candidate_ids=torch.tensor([4, 5, 6], dtype=torch.int32, device=DEVICE),
+        candidate_probs=torch.tensor([1.0, 0.75, 0.25], device=DEVICE),
+        draft_cost=DraftCost.nothing().to_tensor(),
+    )
+
+
+class PbTensor:
+    """The part of `pb_utils.Tensor` that is used here; an array, or memory that is handed over as it is."""
+
+    def __init__(self, name: str, array: np.ndarray | None, memory: Any = None) -> None:
+        self._name, self._array, self._memory = name, array, memory
+
+    @classmethod
+    def from_dlpack(cls, name: str, memory: Any) -> PbTensor:
+        return cls(name, None, memory)
+
+    def name(self) -> str:
+        return self._name
+
+    def is_cpu(self) -> bool:
+        return self._array is not None
+
+    def as_numpy(self) -> np.ndarray:
+        assert self._array is not None
+        return self._array
+
+    def to_dlpack(self) -> Any:
+        return self._memory.__dlpack__()
+
+
+PB_UTILS = SimpleNamespace(Tensor=PbTensor)
+
+
+def assert_equal(one: Message, other: Message) -> None:
+    for name in (field.name for field in dataclasses.fields(one)):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert ours.dtype == theirs.dtype, name
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("message", [request(), step_request([], release=[3]), draft()])
+def test_a_message_survives_the_wire(message: Message) -> None:
+    arrays = to_numpy(message)
+    there_and_back = from_numpy(type(message), arrays.get)
+    assert_equal(dataclasses.replace(message, **on_host(message)), there_and_back)
+
+
+def on_host(message: Message) -> dict[str, torch.Tensor]:
+    return {field.name: getattr(message, field.name).cpu() for field in dataclasses.fields(message)}
+
+
+@pytest.mark.parametrize("message", [request(), step_request([], release=[3]), draft()])
+def test_a_message_survives_triton_where_it_lies(message: Message) -> None:
+    tensors = {tensor.name(): tensor for tensor in to_triton(message, PB_UTILS)}
+    assert_equal(from_triton(type(message), tensors.get), message)
+
+
+def test_fields_of_one_type_and_length_are_the_lines_of_one_tensor() -> None:
+    """Clients in other languages count on this order."""
+    lines = {
+        tensor.name: tensor.fields
+        for kind in (StepRequest, StepResult)
+        for tensor in kind.wire_tensors()
+        if len(tensor.fields) > 1
+    }
+    assert lines == {
+        "IDS_AND_SEEDS": ("sequence_id", "seed"),
+        "REQUEST_ROWS": (
+            "context_length",
+            "token_count",
+            "draft_limit",
+            "model_draft_limit",
+            "top_k",
+            "acceptance",
+            "previous_accepted",
+            "previous_hidden_start",
+            "previous_hidden_count",
+        ),
+        "TEMPERATURE_AND_TOP_P": ("temperature", "top_p"),
+        "RESULT_ROWS": (
+            "output_count",
+            "status",
+            "drafted_count",
+            "admitted_count",
+            "next_draft_limit",
+            "hidden_start",
+            "hidden_count",
+        ),
+    }
+
+
+def test_lines_lie_in_their_order_and_numbers_of_64_bits_are_unsigned() -> None:
+    arrays = to_numpy(request())
+    assert arrays["IDS_AND_SEEDS"].dtype == np.uint64
+    assert arrays["IDS_AND_SEEDS"].tolist() == [[[2**63 - 1, 2**64 - 5], [2**64 - 1, 0]]]
+    assert arrays["REQUEST_ROWS"][0, :4].tolist() == [[3, 0], [2, 1], [0, 4], [16, 16]]
+    assert arrays["TEMPERATURE_AND_TOP_P"].tolist() == [[[1.0, 1.0], [0.5, 1.0]]]
+    assert arrays["EVIDENCE_KEY"].tolist() == [[2**64 - 1]]
     assert arrays["RELEASE"].shape == (1, 0)
-    back = from_numpy(StepRequest, arrays.get)
-    for field in request.specs():
-        assert torch.equal(getattr(back, field), getattr(request, field)), field
+
+
+def test_without_rows_the_lines_are_there_and_empty() -> None:
+    arrays = to_numpy(step_request([], release=[3]))
+    assert arrays["IDS_AND_SEEDS"].shape == (1, 2, 0)
+    assert arrays["REQUEST_ROWS"].shape == (1, 9, 0)
+
+
+def test_an_empty_array_may_be_of_any_type() -> None:
+    """Triton's HTTP client gives all of them as float64."""
+    arrays = to_numpy(step_request([], release=[3]))
+    assert_equal(
+        from_numpy(StepRequest, lambda name: arrays[name] if arrays[name].size else arrays[name].astype(np.float64)),
+        step_request([], release=[3]),
+    )
+
+
+def test_received_fields_share_the_arrays_memory() -> None:
+    arrays = to_numpy(request())
+    received = from_numpy(StepRequest, arrays.get)
+    arrays["REQUEST_ROWS"][0, 1] = [8, 9]
+    assert received.token_count.tolist() == [8, 9]
+
+
+@pytest.mark.parametrize("reader", [DRAFTER, ESTIMATOR, VERIFIER])
+def test_a_stage_is_sent_what_it_reads_and_the_rest_is_empty(reader: str) -> None:
+    arrays = to_numpy(request())
+    asked: list[str] = []
+
+    def get_array(name: str) -> np.ndarray:
+        asked.append(name)
+        return arrays[name]
+
+    received = from_numpy(StepRequest, get_array, reader).validate(reader)
+    assert asked == [tensor.name for tensor in StepRequest.wire_tensors(reader)]
+    assert received.tokens.tolist() == ([] if reader == ESTIMATOR else [1, 2, 7])
+    assert received.evidence_key.tolist() == ([-1] if reader == ESTIMATOR else [])
+    assert received.context_length.tolist() == [3, 0]
 
 
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("SEED", None, "SEED is missing; send an empty tensor"),
-        ("TOP_K", np.zeros((1, 1), np.int64), r"TOP_K is \[1, 1\] int64; it must be \[1, n\] INT32"),
+        ("RELEASE", None, "RELEASE is missing; send an empty tensor"),
+        ("IDS_AND_SEEDS", None, "IDS_AND_SEEDS is missing; send an empty tensor"),
+        ("TOKENS", np.zeros((1, 1), np.int64), r"TOKENS is \[1, 1\] int64; it must be \[1, n\] INT32"),
         ("TOKENS", np.zeros(1, np.int32), r"TOKENS is \[1\] int32"),
         ("TOKENS", np.zeros((2, 1), np.int32), r"TOKENS is \[2, 1\] int32"),
+        ("TOKENS", np.zeros((1, 1, 1), np.int32), r"TOKENS is \[1, 1, 1\] int32"),
+        ("REQUEST_ROWS", np.zeros((1, 8, 1), np.int32), r"REQUEST_ROWS is \[1, 8, 1\] int32; it must be \[1, 9, n\]"),
+        ("REQUEST_ROWS", np.zeros((1, 9), np.int32), r"REQUEST_ROWS is \[1, 9\] int32; it must be \[1, 9, n\] INT32"),
+        ("IDS_AND_SEEDS", np.zeros((1, 2, 1), np.int64), r"IDS_AND_SEEDS is \[1, 2, 1\] int64; .* \[1, 2, n\] UINT64"),
     ],
 )
 def test_a_wrong_tensor_is_named(name: str, array: np.ndarray | None, message: str) -> None:
