@@ -1,7 +1,8 @@
 """Drives the decode step itself: a loop of one's own over `speculative_step`, with tokens in and tokens out.
 
 For programs that schedule their own sequences. One request carries one row for each sequence; the contract is described
-in backend/adaptive_verification/contract/messages.py. Any client in any language can do this: the tensors are plain.
+in backend/adaptive_verification/contract/messages.py. Any client in any language can do this: the tensors are plain,
+and one with several lines has in each of them a field of all rows.
 
     python client_examples/step_client.py "The capital of France is" "One, two, three, four,"
 """

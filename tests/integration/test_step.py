@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
@@ -102,8 +103,6 @@ def test_requests_of_several_clients_share_steps_and_stay_apart(server: RunningS
 def test_a_malformed_request_is_told_which_tensor_is_wrong(
     server: RunningServer, name: str, shape: list[int], message: str
 ) -> None:
-    import numpy as np
-
     client = grpc.InferenceServerClient(server.grpc_url)
     inputs = wire_inputs(step_request([RequestRow(107, 0, TOKENS)]))
     for tensor in inputs:

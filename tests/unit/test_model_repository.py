@@ -62,6 +62,7 @@ def test_the_ensemble_hands_every_stage_what_it_reads() -> None:
         inputs, output = STAGES[step.model_name]
         assert set(step.input_map) == {name for name, _, _ in tensors(*inputs, reader=step.model_name)}
         assert set(step.input_map.values()) <= available
+        assert all(value in (key, f"{value.partition('.')[0]}.{key}") for key, value in step.input_map.items())
         assert set(step.output_map) == {name for name, _, _ in tensors(output)}
         available |= set(step.output_map.values())
 

@@ -112,8 +112,7 @@ class Message:
     @classmethod
     def wire_tensors(cls, reader: str | None = None) -> tuple[WireTensor, ...]:
         """What the message is on the wire, in order; only what a stage reads, where one is named."""
-        tensors = _wire_tensors(cls)  # type: ignore[arg-type]  # a class is hashable, though its instances are not
-        return tuple(tensor for tensor in tensors if tensor.is_read_by(reader))
+        return _wire_tensors(cls, reader)  # type: ignore[arg-type]  # a class is hashable, though its instances are not
 
     @property
     def num_rows(self) -> int:
@@ -216,8 +215,10 @@ def split_wide(tensor: Tensor, counts: Sequence[int]) -> list[Tensor]:
 
 
 @functools.cache
-def _wire_tensors(message_type: type[Message]) -> tuple[WireTensor, ...]:
+def _wire_tensors(message_type: type[Message], reader: str | None) -> tuple[WireTensor, ...]:
     """The tensors as the fields declare them, in the order of their first lines."""
+    if reader is not None:
+        return tuple(tensor for tensor in message_type.wire_tensors() if tensor.is_read_by(reader))
     declared: dict[str, WireTensor] = {}
     lines: dict[str, list[str]] = {}
     for field in dataclasses.fields(message_type):

@@ -73,18 +73,17 @@ def assert_equal(one: Message, other: Message) -> None:
         assert torch.equal(ours, theirs), name
 
 
-@pytest.mark.parametrize("message", [request(), step_request([], release=[3]), draft()])
+MESSAGES = [request(), step_request([], release=[3]), draft()]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
 def test_a_message_survives_the_wire(message: Message) -> None:
-    arrays = to_numpy(message)
-    there_and_back = from_numpy(type(message), arrays.get)
-    assert_equal(dataclasses.replace(message, **on_host(message)), there_and_back)
+    fields = [field.name for field in dataclasses.fields(message)]
+    on_host = dataclasses.replace(message, **{name: getattr(message, name).cpu() for name in fields})
+    assert_equal(from_numpy(type(message), to_numpy(message).get), on_host)
 
 
-def on_host(message: Message) -> dict[str, torch.Tensor]:
-    return {field.name: getattr(message, field.name).cpu() for field in dataclasses.fields(message)}
-
-
-@pytest.mark.parametrize("message", [request(), step_request([], release=[3]), draft()])
+@pytest.mark.parametrize("message", MESSAGES)
 def test_a_message_survives_triton_where_it_lies(message: Message) -> None:
     tensors = {tensor.name(): tensor for tensor in to_triton(message, PB_UTILS)}
     assert_equal(from_triton(type(message), tensors.get), message)
@@ -154,6 +153,14 @@ def test_received_fields_share_the_arrays_memory() -> None:
     received = from_numpy(StepRequest, arrays.get)
     arrays["REQUEST_ROWS"][0, 1] = [8, 9]
     assert received.token_count.tolist() == [8, 9]
+
+
+def test_what_is_received_may_be_written_to() -> None:
+    arrays = to_numpy(request())
+    for array in arrays.values():
+        array.flags.writeable = False  # as gRPC's are
+    from_numpy(StepRequest, arrays.get).token_count[0] = 8
+    assert arrays["REQUEST_ROWS"][0, 1].tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("reader", [DRAFTER, ESTIMATOR, VERIFIER])
