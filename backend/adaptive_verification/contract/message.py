@@ -121,9 +121,10 @@ class Message:
         return int(getattr(self, of_rows.fields[0]).numel())
 
     def lines(self, tensor: WireTensor) -> Tensor:
-        """The tensor's fields as one, `[lines, length]`; they must be of one length, and on one device."""
+        """The tensor's fields as one, `[lines, length]`, which must be of one length and on one device; or `[length]`
+        where there is one field."""
         fields = [getattr(self, name) for name in tensor.fields]
-        return torch.stack(fields) if len(fields) > 1 else fields[0][None]
+        return torch.stack(fields) if len(fields) > 1 else fields[0]
 
     def validate(self: M, reader: str | None = None) -> M:
         """Checks types, dimensions, ranges, and that every ragged length equals the sum of its counts; returns self.
@@ -171,10 +172,8 @@ class Message:
         holds = (values >= lowest) & (values <= highest)  # [lines, length]; NaN is not
         if not holds.all():
             line, entry = np.argwhere(~holds)[0]
-            name = tensor.fields[line]
-            raise ContractError(
-                f"{name.upper()}[{entry}] is {values[line, entry]}; it must be {tensor.ranges[line].in_words}"
-            )
+            name, value = tensor.fields[line], np.atleast_2d(values)[line, entry]
+            raise ContractError(f"{name.upper()}[{entry}] is {value}; it must be {tensor.ranges[line].in_words}")
 
     @classmethod
     def concatenate(cls: type[M], parts: Sequence[M]) -> M:

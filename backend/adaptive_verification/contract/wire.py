@@ -30,7 +30,7 @@ _NUMPY_TYPES = {
 
 def to_numpy(message: Message) -> dict[str, np.ndarray]:
     """Tensor name -> array of the wire's type and shape."""
-    return {tensor.name: _to_wire(message, tensor).cpu().numpy() for tensor in message.wire_tensors()}
+    return {tensor.name: _values(message, tensor).cpu().numpy()[np.newaxis] for tensor in message.wire_tensors()}
 
 
 def from_numpy(message_type: type[M], get_array: Callable[[str], np.ndarray | None], reader: str | None = None) -> M:
@@ -49,11 +49,11 @@ def to_triton(message: Message, pb_utils: Any) -> list[Any]:
     """The message as `pb_utils.Tensor`s."""
     tensors = []
     for tensor in message.wire_tensors():
-        values = _to_wire(message, tensor)
+        values = _values(message, tensor)
         if values.is_cuda:
-            tensors.append(pb_utils.Tensor.from_dlpack(tensor.name, values))
+            tensors.append(pb_utils.Tensor.from_dlpack(tensor.name, values[None]))
         else:
-            tensors.append(pb_utils.Tensor(tensor.name, values.numpy()))
+            tensors.append(pb_utils.Tensor(tensor.name, values.numpy()[np.newaxis]))
     return tensors
 
 
@@ -67,18 +67,17 @@ def from_triton(message_type: type[M], get_tensor: Callable[[str], Any], reader:
     def get_values(tensor: WireTensor) -> Tensor:
         sent = get_tensor(tensor.name)
         if sent is not None and not sent.is_cpu():
-            return torch.utils.dlpack.from_dlpack(sent.to_dlpack())
+            values = torch.utils.dlpack.from_dlpack(sent.to_dlpack())[0]
+            return values.view(tensor.dtype) if tensor.wire_type == "UINT64" else values
         return _from_array(tensor, None if sent is None else sent.as_numpy())
 
     return _from_wire(message_type, get_values, reader)
 
 
-def _to_wire(message: Message, tensor: WireTensor) -> Tensor:
-    """The tensor in the wire's type and shape."""
+def _values(message: Message, tensor: WireTensor) -> Tensor:
+    """In the wire's type, and its shape but for the first 1."""
     lines = message.lines(tensor)
-    if tensor.wire_type == "UINT64":
-        lines = lines.view(torch.uint64)
-    return lines if len(tensor.fields) == 1 else lines[None]
+    return lines.view(torch.uint64) if tensor.wire_type == "UINT64" else lines
 
 
 def _from_wire(message_type: type[M], get_values: Callable[[WireTensor], Tensor], reader: str | None) -> M:
@@ -87,16 +86,14 @@ def _from_wire(message_type: type[M], get_values: Callable[[WireTensor], Tensor]
         if not tensor.is_read_by(reader):
             fields.update(dict.fromkeys(tensor.fields, torch.empty(0, dtype=tensor.dtype)))
             continue
-        values = get_values(tensor)
-        if tensor.wire_type == "UINT64":
-            values = values.view(tensor.dtype)
-        lines = values if len(tensor.fields) == 1 else values[0]  # [lines, length]
-        fields.update(zip(tensor.fields, lines.unbind(), strict=True))
+        values = get_values(tensor)  # [lines, length], or [length] of one field
+        lines = values.unbind() if len(tensor.fields) > 1 else (values,)
+        fields.update(zip(tensor.fields, lines, strict=True))
     return message_type(**fields)
 
 
 def _from_array(tensor: WireTensor, array: np.ndarray | None) -> Tensor:
-    """A torch tensor over the array's memory."""
+    """A torch tensor over the array's memory, without the wire's first 1; 64-bit unsigned bits as int64."""
     if array is None:
         raise ContractError(f"{tensor.name} is missing; send an empty tensor where there is nothing to say")
     is_type = array.dtype == _NUMPY_TYPES[tensor.wire_type] or not array.size  # over HTTP, empty answers are float64
@@ -104,5 +101,7 @@ def _from_array(tensor: WireTensor, array: np.ndarray | None) -> Tensor:
         must_be = f"[{', '.join(map(str, tensor.shape))}, n] {tensor.wire_type}"
         raise ContractError(f"{tensor.name} is {list(array.shape)} {array.dtype}; it must be {must_be}")
     if not array.size:
-        return torch.empty(array.shape, dtype=tensor.dtype)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+        return torch.empty(array.shape[1:], dtype=tensor.dtype)
+    if tensor.wire_type == "UINT64":
+        array = array.view(np.int64)
+    return torch.from_numpy(array[0] if array.flags.writeable else array[0].copy())
