@@ -33,7 +33,7 @@ lint: $(STAMP) ## ruff check, ruff format --check, mypy
 perf-smoke: $(STAMP) ## A short load test with perf_analyzer, under two minutes
 	$(BIN)/python perf/smoke.py
 
-bench: $(STAMP) ## Adaptive verification against fixed drafts at 1 to 64 requests, hours; BENCH_ARGS="--quick": minutes
+bench: $(STAMP) ## Adaptive verification against fixed drafts at 1 to 64 requests, a night; BENCH_ARGS="--quick": minutes
 	$(BIN)/python perf/load.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and the tools' caches (not the downloaded models)

@@ -3,13 +3,23 @@
     python perf/load.py                 # everything; goes on where it was interrupted
     python perf/load.py --quick         # a few points, within ten minutes
 
-perf_analyzer streams the same requests to one running server for every arm; between arms only the estimator is loaded
-anew. Writes into the folder `--output`: load.csv (a line per point, at once), load.md, throughput_ratio.png,
-pareto.png. A point that takes longer than `--point-seconds` is left out.
+perf_analyzer keeps so many streams busy at one running server, and the server's own counters say how many tokens came
+out of it, and in how many seconds, in a window after the streams have filled up. The arms take turns, a window each, so
+that a slow spell of the machine falls on all of them, and the table has ratios of windows of the same round: medians
+over `--repeats` times `--windows` rounds. Every arm's window in a round is the same work, so many output tokens of the
+same requests from the same place on: as many as no speculation gives in `--window-seconds`. Between arms only the
+estimator is loaded anew.
+
+Writes into the folder `--output`: load.csv (a line per window, at once), load.md, throughput_ratio.png, pareto.png. A
+window that takes longer than `--point-seconds` is left out. The bar shows the time that is left; on two cores
+
+    --arms k0 k1 av --concurrency 1 8 32    takes about one and a half hours,
+    everything                              about sixteen.
 
 Arms: k0 no speculation; k1 to k7 so many drafts, all verified; av adaptive verification, after it has learned;
-av-cold the same from nothing learned; unfitted with the drafter's own q_max for the acceptance probability (EAGLE-2's
-rule); threshold drafts are verified until q_max falls below the setting `threshold`.
+unfitted with the drafter's own q_max for the acceptance probability (EAGLE-2's rule); threshold drafts are verified
+until q_max falls below the setting `threshold`. k0-cold and av-cold are no speculation and adaptive verification with
+nothing learned, each over the first 2,000 output tokens from an idle server on, and are compared with each other.
 """
 
 from __future__ import annotations
@@ -17,10 +27,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
-import subprocess
+import random
 import sys
 import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 from tqdm import tqdm
@@ -32,16 +42,25 @@ from adaptive_verification.errors import SetupError
 from adaptive_verification.serving.launcher import RunningServer, ServerOptions, running_server
 from perf import perf_analyzer
 from perf.estimator_switch import EstimatorSwitch
-from perf.load_plan import ARMS, MAX_DRAFT_TOKENS, SAMPLINGS, Point, plan
+from perf.load_plan import (
+    ARMS,
+    COLD_TOKENS,
+    MAX_DRAFT_TOKENS,
+    NO_SPECULATION,
+    SAMPLINGS,
+    Point,
+    expected_seconds,
+    plan,
+)
 from perf.load_plot import draw_pareto, draw_throughput_ratio
+from perf.load_requests import ramp_up_tokens, requests_of_round
 from perf.load_results import Measurement, ResultsDirectory
 from perf.load_table import markdown
+from perf.load_window import OUTPUT_TOKENS, Counted, Window
 from perf.provenance import provenance
-from perf.server_counters import read_idle_counters
+from perf.server_counters import publications, read_counters, read_idle_counters
 from perf.study_file import resumable
 
-WARM_UP_TOKENS = 16
-"""Output tokens of each request of the run before a point, one request per stream."""
 LEARNING_CONCURRENCY = 8
 """Requests at a time while an estimator learns, at most."""
 NUM_PROMPTS = 256
@@ -50,9 +69,10 @@ QUICK = {
     "concurrency": [1, 8, 32],
     "arms": ["k0", "k2", "k7", "av"],
     "repeats": 1,
-    "max_tokens": 16,
-    "requests_per_stream": 1,
-    "min_requests": 2,
+    "windows": 2,
+    "window_seconds": 5.0,
+    "max_tokens": 32,
+    "learning_tokens": 1000,
     "max_prompt_characters": 300,
     "output": Path("perf/results/load_quick"),
 }
@@ -79,75 +99,89 @@ class LoadStudy:
         self._input_data = directory / "inputs.json"
         self._switch = EstimatorSwitch(server, costs, directory / "estimators")
         self._learned: set[str] = set()
+        self._pace: dict[tuple[str, int], float] = {}
+        self._window_tokens: dict[tuple[str, int, int, int], int] = {}
 
     def measure(self, point: Point) -> Measurement:
         """One point, after what it needs beforehand.
 
         Raises:
-            subprocess.TimeoutExpired: it takes too long.
-            RuntimeError: perf_analyzer failed repeatedly.
+            TimeoutError: it takes too long.
+            RuntimeError: perf_analyzer failed.
         """
-        options, arm = self._options, ARMS[point.arm]
-        read_idle_counters(self._server)  # nothing is left of a point that was cut short
-        # Arms that differ in the requests alone share an estimator; what acceptance is like depends on the sampling.
-        estimator = "fixed" if arm.is_fixed else f"{arm.name}-{point.sampling}"
-        self._switch.choose(estimator, arm.estimator_settings)
-        if arm.learns and estimator not in self._learned:
-            learning = point._replace(concurrency=min(LEARNING_CONCURRENCY, options.learning_requests))
-            self._run(learning, requests=options.learning_requests, max_tokens=options.max_tokens)
-            self._learned.add(estimator)
-        self._run(point, requests=point.concurrency, max_tokens=WARM_UP_TOKENS)
-        before: dict[str, float] = {}
-
-        def prepare() -> None:
-            counters = read_idle_counters(self._server)
-            if arm.cold:
-                self._switch.choose(estimator, arm.estimator_settings, fresh=True)
-            before.update(counters)
-
-        requests = max(options.min_requests, options.requests_per_stream * point.concurrency)
-        report = self._run(point, requests=requests, max_tokens=options.max_tokens, prepare=prepare)
-        after = read_idle_counters(self._server)
-
-        def counted(name: str) -> int:
-            return round(after[name] - before[name])
-
+        arm = ARMS[point.arm]
+        window = Window(0, COLD_TOKENS) if arm.cold else self._window(point)
+        self._prepare(point)
+        counted = self._count(point, window)
+        if point.arm == NO_SPECULATION:
+            self._pace[point[:2]] = counted.tokens_per_second
+        counts = {name: round(count) for name, count in counted.counts.items()}
         return Measurement(
             *point,
-            requests=report.requests,
-            output_tokens=report.output_tokens,
-            duration_s=report.duration_s,
-            tokens_per_second=report.output_tokens / report.duration_s,
-            time_to_first_token_ms=report.time_to_first_response_s * 1e3,
-            time_per_output_token_ms=report.time_per_output_token_s * 1e3,
-            steps=counted("av_steps_total"),
-            decoded_tokens=counted("av_output_tokens_total"),
-            drafted_tokens=counted('av_draft_tokens_total{state="drafted"}'),
-            admitted_tokens=counted('av_draft_tokens_total{state="admitted"}'),
-            accepted_tokens=counted('av_draft_tokens_total{state="accepted"}'),
+            seconds=counted.seconds,
+            tokens=counts[OUTPUT_TOKENS],
+            steps=counts["av_steps_total"],
+            prompt_tokens=counts["av_prompt_tokens_total"],
+            drafted_tokens=counts['av_draft_tokens_total{state="drafted"}'],
+            admitted_tokens=counts['av_draft_tokens_total{state="admitted"}'],
+            accepted_tokens=counts['av_draft_tokens_total{state="accepted"}'],
             measured_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         )
 
-    def _run(
-        self, point: Point, *, requests: int, max_tokens: int, prepare: Callable[[], None] = lambda: None
-    ) -> perf_analyzer.StreamReport:
+    def _window(self, point: Point) -> Window:
+        """The same one for all arms of a round: as long as it should be at the last known pace of no speculation."""
+        load, round_number = point[:2], (*point[:2], point.repeat, point.window)
+        skipped = ramp_up_tokens(point.concurrency, self._options.max_tokens)
+        if load not in self._pace:
+            plain = point._replace(arm=NO_SPECULATION)
+            self._prepare(plain)
+            self._pace[load] = self._count(plain, Window(skipped, skipped)).tokens_per_second
+        tokens = self._window_tokens.setdefault(round_number, round(self._pace[load] * self._options.window_seconds))
+        return Window(skipped, tokens)
+
+    def _prepare(self, point: Point) -> None:
+        """Loads the arm's estimator, and lets it learn what it must know."""
+        arm = ARMS[point.arm]
+        # Arms that differ in the requests alone share an estimator; what acceptance is like depends on the sampling.
+        estimator = "fixed" if arm.is_fixed else f"{arm.name}-{point.sampling}"
+        read_idle_counters(self._server)
+        self._switch.choose(estimator, arm.estimator_settings, fresh=arm.cold)
+        if arm.learns and estimator not in self._learned:
+            learning = point._replace(concurrency=LEARNING_CONCURRENCY)
+            self._count(learning, Window(0, self._options.learning_tokens))
+            self._learned.add(estimator)
+
+    def _count(self, point: Point, window: Window) -> Counted:
+        """Keeps the point's streams busy until the window has ended."""
+        self._write_requests(point)
+        before = read_idle_counters(self._server)
+        deadline = time.monotonic() + self._options.point_seconds
+        with perf_analyzer.keep_running(
+            self._server.grpc_url, self._input_data, concurrency=point.concurrency
+        ) as check_running:
+
+            def read() -> dict[str, float]:
+                check_running()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"it takes longer than {self._options.point_seconds:.0f} s")
+                return read_counters(self._server)
+
+            return window.measure(before, publications(read, before))
+
+    def _write_requests(self, point: Point) -> None:
+        """The same requests for all arms of a round."""
+        options = self._options
+        rng = random.Random(f"{options.seed}, {point.repeat}, {point.window}")
+        requests = requests_of_round(self._texts, options.max_tokens, point.concurrency, rng)
         perf_analyzer.write_input_data(
             self._input_data,
-            self._texts[:requests],
-            chat=not self._options.plain_text,
-            max_tokens=max_tokens,
+            [request.text for request in requests],
+            max_tokens=[request.max_tokens for request in requests],
+            chat=not options.plain_text,
             num_draft_tokens=ARMS[point.arm].num_draft_tokens,
-            seed=self._options.seed + point.repeat,
+            seed=rng.getrandbits(32),
             stream=True,
             **SAMPLINGS[point.sampling],
-        )
-        return perf_analyzer.run(
-            self._server.grpc_url,
-            self._input_data,
-            concurrency=point.concurrency,
-            request_count=requests,
-            timeout_s=self._options.point_seconds,
-            prepare=prepare,
         )
 
 
@@ -164,6 +198,10 @@ def run_study(
     if not missing:
         return
     results.study_file.begin_run(provenance())
+    expected = {
+        point: expected_seconds(point, window_s=options.window_seconds, max_tokens=options.max_tokens)
+        for point in points
+    }
     left_out = 0
     with tempfile.TemporaryDirectory() as directory:
         state = Path(directory, "state")
@@ -171,18 +209,22 @@ def run_study(
         print("Starting the server ...", file=sys.stderr)
         with (
             running_server(ServerOptions(settings=settings, state_directory=state)) as server,
-            tqdm(total=len(points), initial=len(points) - len(missing), unit="point", smoothing=0) as progress,
+            tqdm(
+                total=round(sum(expected[point] for point in missing)),
+                bar_format="{desc} {percentage:.0f}%|{bar}| {elapsed} passed, {remaining} left",
+                smoothing=0,
+            ) as progress,
         ):
             study = LoadStudy(server, options, texts, Path(directory), state)
             for point in missing:
-                description = f"{point.arm}, {point.sampling}, {point.concurrency} requests"
+                description = f"{point.concurrency} requests, {point.sampling}, {point.arm}"
                 progress.set_description(description)
                 try:
                     results.add(study.measure(point))
-                except (subprocess.TimeoutExpired, RuntimeError) as error:
+                except (TimeoutError, RuntimeError) as error:
                     progress.write(f"Left out: {description}: {error}")
                     left_out += 1
-                progress.update()
+                progress.update(expected[point])
     if left_out:
         raise SetupError(f"{left_out} points were left out. The same command tries them again.")
 
@@ -227,15 +269,14 @@ def parse_arguments() -> argparse.Namespace:
                         help="greedy: temperature 0; sampled: temperature 1, top-p 0.95 (both)")  # fmt: skip
     parser.add_argument("--concurrency", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 32, 64],
                         help="requests at a time (1 2 4 8 16 32 64)")  # fmt: skip
-    parser.add_argument("--repeats", type=positive, default=3, help="times that every point is measured (3)")
-    parser.add_argument("--max-tokens", type=positive, default=64, help="output tokens of a request, at most (64)")
-    parser.add_argument(
-        "--requests-per-stream", type=positive, default=2, help="requests of a point over concurrency (2)"
-    )
-    parser.add_argument("--min-requests", type=positive, default=8, help="requests of a point, at least (8)")
-    parser.add_argument("--learning-requests", type=positive, default=64,
-                        help="requests that an estimator serves before it is measured (64)")  # fmt: skip
-    parser.add_argument("--point-seconds", type=float, default=600.0, help="longest run of perf_analyzer (600)")
+    parser.add_argument("--repeats", type=positive, default=3, help="times that all loads are gone through (3)")
+    parser.add_argument("--windows", type=positive, default=4, help="of each arm, one load and repeat (4)")
+    parser.add_argument("--window-seconds", type=float, default=12.0,
+                        help="length of a window without speculation, about (12)")  # fmt: skip
+    parser.add_argument("--max-tokens", type=positive, default=64, help="output tokens of a request, in the mean (64)")
+    parser.add_argument("--learning-tokens", type=positive, default=4000,
+                        help="output tokens until an estimator counts as having learned (4000)")  # fmt: skip
+    parser.add_argument("--point-seconds", type=float, default=600.0, help="longest time for a window (600)")
     parser.add_argument("--prompts", type=Path, nargs="+", metavar="PATH",
                         help="JSON lines files with a `prompt` each, or folders of them")  # fmt: skip
     parser.add_argument("--max-prompt-characters", type=positive, default=600, help="longer prompts are left out (600)")
@@ -255,11 +296,11 @@ def main() -> None:
     texts = prompts(NUM_PROMPTS, options.max_prompt_characters, files=prompt_files(options.prompts), seed=options.seed)
     study = {
         **{name: getattr(options, name) for name in
-           ("max_tokens", "requests_per_stream", "min_requests", "learning_requests", "plain_text", "seed")},
+           ("max_tokens", "window_seconds", "learning_tokens", "plain_text", "seed")},
         "prompts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
         "settings": server_settings(options),
     }  # fmt: skip
-    points = plan(options.samplings, options.concurrency, options.arms, options.repeats)
+    points = plan(options.samplings, options.concurrency, options.arms, options.repeats, options.windows)
     with resumable():
         results = ResultsDirectory(options.output, study, Measurement, "load.csv")
         try:

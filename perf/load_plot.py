@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from perf.load_plan import ADAPTIVE, ADAPTIVE_COLD, ARMS, NO_SPECULATION
+from perf.load_plan import ADAPTIVE, ARMS, NO_SPECULATION
 from perf.load_results import Measurement
 from perf.load_table import Cells, best_arm, cells_of, is_fixed_arm, loads, throughput_ratio
 
@@ -23,7 +23,6 @@ _STYLES: dict[str, dict[str, Any]] = {
         for i, name in enumerate(_FIXED_ARMS)
     },
     ADAPTIVE: {"color": "tab:red", "linewidth": 2.5, "zorder": 3},
-    ADAPTIVE_COLD: {"color": "tab:red", "linewidth": 1.5, "linestyle": ":"},
     "unfitted": {"color": "tab:orange", "linewidth": 1.5, "linestyle": "--"},
     "threshold": {"color": "tab:blue", "linewidth": 1.5, "linestyle": "--"},
 }
@@ -44,8 +43,8 @@ def draw_throughput_ratio(measurements: Iterable[Measurement], file: Path, prove
             if points:
                 medians = [ratio.median for _, ratio in points]
                 bars = [
-                    [ratio.median - ratio.least for _, ratio in points],
-                    [ratio.most - ratio.median for _, ratio in points],
+                    [ratio.median - ratio.lower_quartile for _, ratio in points],
+                    [ratio.upper_quartile - ratio.median for _, ratio in points],
                 ]
                 axes.errorbar(
                     [concurrency for concurrency, _ in points],
@@ -75,10 +74,10 @@ def draw_pareto(measurements: Iterable[Measurement], file: Path, provenance: str
 
     def draw(axes: Any, cells: Cells, sampling: str) -> None:
         for arm in _arms(cells, sampling):
-            repeats = [cells[cell] for cell in cells if (cell.sampling, cell.arm) == (sampling, arm)]
+            loaded = [cells[cell] for cell in cells if (cell.sampling, cell.arm) == (sampling, arm)]
             axes.plot(
-                [1e3 / statistics.median(m.time_per_output_token_ms for m in cell) for cell in repeats],
-                [statistics.median(m.tokens_per_second for m in cell) for cell in repeats],
+                [1e3 / statistics.median(m.time_per_output_token_ms for m in cell) for cell in loaded],
+                [statistics.median(m.tokens_per_second for m in cell) for cell in loaded],
                 marker="o",
                 markersize=3,
                 label=arm,
@@ -92,8 +91,8 @@ def draw_pareto(measurements: Iterable[Measurement], file: Path, provenance: str
 def _draw(
     measurements: Iterable[Measurement], file: Path, provenance: str, draw: Callable[[Any, Cells, str], None]
 ) -> None:
-    """A PNG with one picture for each sampling."""
-    cells = cells_of(measurements)
+    """A PNG with one picture for each sampling, of the arms in steady state."""
+    cells = cells_of(measurement for measurement in measurements if not ARMS[measurement.arm].cold)
     samplings = list(dict.fromkeys(cell.sampling for cell in cells))
     figure = Figure(figsize=(6.5 * len(samplings), 5.5), layout="constrained")
     for axes, sampling in zip(figure.subplots(1, len(samplings), squeeze=False)[0], samplings, strict=True):

@@ -1,4 +1,4 @@
-"""Measurements on disk: a CSV that grows by a line per point, and beside it the study that they belong to."""
+"""Measurements on disk: a CSV that grows by a line per measurement, and beside it the study that they belong to."""
 
 from __future__ import annotations
 
@@ -16,26 +16,18 @@ from perf.study_file import StudyFile
 
 @dataclass(frozen=True)
 class Measurement:
-    """One point as it was measured. Times are medians over the point's requests."""
+    """One window as the server counted it."""
 
     sampling: str
     concurrency: int
     arm: str
     repeat: int
-    requests: int
-    output_tokens: int
-    """What the clients were sent."""
-    duration_s: float
-    """From the first request to the last response."""
-    tokens_per_second: float
-    """Output tokens of all requests together."""
-    time_to_first_token_ms: float
-    time_per_output_token_ms: float
-    """After the first token."""
+    window: int
+    seconds: float
+    tokens: int
+    """Output tokens of all requests together; those after an answer's end are among them."""
     steps: int
-    """Decode steps of the server; these and all that follow are the server's own counts."""
-    decoded_tokens: int
-    """What the steps gave, tokens after a sequence's end included."""
+    prompt_tokens: int
     drafted_tokens: int
     admitted_tokens: int
     accepted_tokens: int
@@ -44,12 +36,21 @@ class Measurement:
 
     @property
     def point(self) -> Point:
-        return Point(self.sampling, self.concurrency, self.arm, self.repeat)
+        return Point(self.sampling, self.concurrency, self.arm, self.repeat, self.window)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
 
     @property
     def sequence_steps(self) -> int:
         """How often a step gave a sequence tokens: its accepted drafts and one more."""
-        return self.decoded_tokens - self.accepted_tokens
+        return self.tokens - self.accepted_tokens
+
+    @property
+    def time_per_output_token_ms(self) -> float:
+        """Of one request after its first token, in the mean: a step's time over the tokens that it gives a sequence."""
+        return 1e3 * self.seconds / self.steps * self.sequence_steps / self.tokens
 
 
 M = TypeVar("M")

@@ -6,26 +6,30 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from perf.load_plan import ADAPTIVE, ADAPTIVE_COLD, ARMS, NO_SPECULATION
+from perf.load_plan import ADAPTIVE, ADAPTIVE_COLD, ARMS, NO_SPECULATION, NO_SPECULATION_COLD
 from perf.load_results import Measurement
 
 
 class Spread(NamedTuple):
-    """A number over the repeats."""
+    """A number over the rounds."""
 
     median: float
-    least: float
-    most: float
+    lower_quartile: float
+    upper_quartile: float
+    rounds: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0], 1)
+        lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, lower, upper, len(values))
 
     def format(self, decimals: int) -> str:
-        """`median (least-most)`, or the number alone where there is no spread."""
-        if self.least == self.most:
+        """`median (quartile-quartile)`, or the number alone where there is no spread."""
+        if self.lower_quartile == self.upper_quartile:
             return f"{self.median:.{decimals}f}"
-        return f"{self.median:.{decimals}f} ({self.least:.{decimals}f}-{self.most:.{decimals}f})"
+        return f"{self.median:.{decimals}f} ({self.lower_quartile:.{decimals}f}-{self.upper_quartile:.{decimals}f})"
 
 
 class Cell(NamedTuple):
@@ -37,33 +41,33 @@ class Cell(NamedTuple):
 
 
 Cells = dict[Cell, list[Measurement]]
-"""The repeats of each cell."""
+"""The windows of each cell."""
 
 
 def cells_of(measurements: Iterable[Measurement]) -> Cells:
     """Measurements by cell; the arms in the order of `ARMS`, the loads rising."""
     arms = list(ARMS)
     cells: Cells = {}
-    for measurement in sorted(measurements, key=lambda m: (m.sampling, m.concurrency, arms.index(m.arm), m.repeat)):
+    for measurement in sorted(measurements, key=lambda m: (m.sampling, m.concurrency, arms.index(m.arm), m.point)):
         cells.setdefault(Cell(*measurement.point[:3]), []).append(measurement)
     return cells
 
 
 def tokens_per_second(cells: Cells, cell: Cell) -> float:
-    """Of all requests together, median over the repeats."""
-    return statistics.median(repeat.tokens_per_second for repeat in cells[cell])
+    """Of all requests together, median over the windows."""
+    return statistics.median(window.tokens_per_second for window in cells[cell])
 
 
 def throughput_ratio(cells: Cells, sampling: str, concurrency: int, arm: str, baseline: str) -> Spread | None:
-    """Tokens/s of one arm over another's, repeat by repeat; None where they have no repeat in common.
+    """Tokens/s of one arm over another's, round by round; None where they have no round in common.
 
-    Within a repeat the two were measured near each other, so a slow spell of the machine cancels out.
+    Within a round the two were measured near each other, so a slow spell of the machine cancels out.
     """
     numerators, denominators = (
-        {repeat.repeat: repeat.tokens_per_second for repeat in cells.get(Cell(sampling, concurrency, name), ())}
+        {(w.repeat, w.window): w.tokens_per_second for w in cells.get(Cell(sampling, concurrency, name), ())}
         for name in (arm, baseline)
     )
-    ratios = [numerators[repeat] / denominators[repeat] for repeat in numerators.keys() & denominators.keys()]
+    ratios = [numerators[number] / denominators[number] for number in numerators.keys() & denominators.keys()]
     return Spread.of(ratios) if ratios else None
 
 
@@ -76,7 +80,7 @@ def best_arm(cells: Cells, sampling: str, concurrency: int, among: Callable[[str
 
 def is_other_arm(arm: str) -> bool:
     """Whether adaptive verification is compared with it."""
-    return arm not in (ADAPTIVE, ADAPTIVE_COLD)
+    return arm != ADAPTIVE and not ARMS[arm].cold
 
 
 def is_fixed_arm(arm: str) -> bool:
@@ -96,51 +100,53 @@ def markdown(measurements: Iterable[Measurement]) -> str:
 
 
 _LEGEND = (
-    "Median over the repeats (least-most). Ratios are taken repeat by repeat, of output tokens per second. TTFT: time "
-    "to the first token; TPOT: time per output token after it. Drafted, admitted, accepted: tokens per sequence and "
-    "step; tokens/step: tokens that a step gives a sequence (acceptance length)."
+    "Median over the rounds (quartiles). Ratios are taken round by round, of output tokens per second, between windows "
+    "of the same work. Both cold: AV over no speculation, for the first tokens with nothing learned, from an idle "
+    "server on. TPOT: time per output token of a request after its first. Drafted, admitted, accepted: tokens per "
+    "sequence and step; tokens/step: tokens that a step gives a sequence (acceptance length)."
 )
 
 
 def _ratio_table(cells: Cells) -> list[str]:
-    lines = _header("sampling", "requests", "best other arm", "its tokens/s", "AV tokens/s", "AV / best other",
-                    "AV / no speculation", "AV cold / AV")  # fmt: skip
+    lines = _header("sampling", "requests", "rounds", "best other arm", "its tokens/s", "AV tokens/s",
+                    "AV / best other", "AV / no speculation", "both cold")  # fmt: skip
     for sampling, concurrency in loads(cells):
         best = best_arm(cells, sampling, concurrency, is_other_arm)
-        if best is None or Cell(sampling, concurrency, ADAPTIVE) not in cells:
+        over_best = best and throughput_ratio(cells, sampling, concurrency, ADAPTIVE, best)
+        if not best or not over_best:
             continue
-        ratios = [
+        others = [
             throughput_ratio(cells, sampling, concurrency, arm, baseline)
-            for arm, baseline in ((ADAPTIVE, best), (ADAPTIVE, NO_SPECULATION), (ADAPTIVE_COLD, ADAPTIVE))
+            for arm, baseline in ((ADAPTIVE, NO_SPECULATION), (ADAPTIVE_COLD, NO_SPECULATION_COLD))
         ]
         lines.append(
             _row(
                 sampling,
                 concurrency,
+                over_best.rounds,
                 best,
                 f"{tokens_per_second(cells, Cell(sampling, concurrency, best)):.1f}",
                 f"{tokens_per_second(cells, Cell(sampling, concurrency, ADAPTIVE)):.1f}",
-                *("" if ratio is None else ratio.format(3) for ratio in ratios),
+                *("" if ratio is None else ratio.format(3) for ratio in (over_best, *others)),
             )
         )
     return lines
 
 
 def _cell_table(cells: Cells) -> list[str]:
-    lines = _header("sampling", "requests", "arm", "repeats", "tokens/s", "TTFT ms", "TPOT ms", "tokens/step",
-                    "drafted", "admitted", "accepted")  # fmt: skip
-    for cell, repeats in cells.items():
+    lines = _header("sampling", "requests", "arm", "windows", "tokens/s", "TPOT ms", "tokens/step", "drafted",
+                    "admitted", "accepted")  # fmt: skip
+    for cell, windows in cells.items():
         columns: list[tuple[Callable[[Measurement], float], int]] = [
             (lambda m: m.tokens_per_second, 1),
-            (lambda m: m.time_to_first_token_ms, 0),
             (lambda m: m.time_per_output_token_ms, 1),
-            (lambda m: m.decoded_tokens / m.sequence_steps, 3),
+            (lambda m: m.tokens / m.sequence_steps, 3),
             (lambda m: m.drafted_tokens / m.sequence_steps, 2),
             (lambda m: m.admitted_tokens / m.sequence_steps, 2),
             (lambda m: m.accepted_tokens / m.sequence_steps, 3),
         ]
-        values = (Spread.of([of(repeat) for repeat in repeats]).format(decimals) for of, decimals in columns)
-        lines.append(_row(*cell, len(repeats), *values))
+        values = (Spread.of([of(window) for window in windows]).format(decimals) for of, decimals in columns)
+        lines.append(_row(*cell, len(windows), *values))
     return lines
 
 

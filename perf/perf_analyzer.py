@@ -13,12 +13,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 _LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.*"}
+_ENDLESS = 1_000_000
+"""Requests that no run lives to send."""
 
 
 @dataclass(frozen=True)
@@ -37,56 +39,74 @@ class StreamReport:
     requests_per_second: float
 
 
-def write_input_data(path: Path, prompts: list[str], *, chat: bool = False, **inputs: Any) -> None:
+def write_input_data(
+    path: Path, prompts: Sequence[str], *, max_tokens: int | Sequence[int], chat: bool = False, **inputs: Any
+) -> None:
     """perf_analyzer's input file: the prompts in turn, each with the same other inputs of `generate`.
 
-    With `chat` each is a user's turn, put into the target's chat template, else plain text. To an instruction-tuned
-    target plain text is odd enough that many answers end at once.
+    `max_tokens` is one for all, or one for each prompt. With `chat` each is a user's turn, put into the target's chat
+    template, else plain text. To an instruction-tuned target plain text is odd enough that many answers end at once.
     """
     entries = [
         {"messages": json.dumps([{"role": "user", "content": prompt}])} if chat else {"text_input": prompt}
         for prompt in prompts
     ]
-    data = [{name: [value] for name, value in {**entry, **inputs}.items()} for entry in entries]
+    limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
+    data = [
+        {name: [value] for name, value in {**entry, "max_tokens": limit, **inputs}.items()}
+        for entry, limit in zip(entries, limits, strict=True)
+    ]
     path.write_text(json.dumps({"data": data}))
 
 
 def run(
-    grpc_url: str,
-    input_data: Path,
-    *,
-    concurrency: int,
-    request_count: int,
-    timeout_s: float,
-    attempts: int = 3,
-    prepare: Callable[[], None] = lambda: None,
+    grpc_url: str, input_data: Path, *, concurrency: int, request_count: int, timeout_s: float, attempts: int = 3
 ) -> StreamReport:
     """Streams `request_count` requests, `concurrency` at a time.
-
-    `prepare` is called before each attempt: for what must not hold the requests of one that failed.
 
     Raises:
         RuntimeError: perf_analyzer failed, so many times; the message holds what it printed.
         subprocess.TimeoutExpired: it was still running after `timeout_s`.
     """
     for _ in range(attempts - 1):
-        prepare()
         with contextlib.suppress(RuntimeError):
             return _run_once(grpc_url, input_data, concurrency, request_count, timeout_s)
-    prepare()
     return _run_once(grpc_url, input_data, concurrency, request_count, timeout_s)
+
+
+@contextlib.contextmanager
+def keep_running(grpc_url: str, input_data: Path, *, concurrency: int) -> Iterator[Callable[[], None]]:
+    """Streams requests, `concurrency` at a time, until the context is left; those in flight are cancelled then.
+
+    Gives a check, to be called now and then: it raises RuntimeError, with what perf_analyzer printed, if it has ended.
+    There is no report: told to end by SIGINT, perf_analyzer waits for the requests in flight and then, with streams,
+    for ever. SIGTERM ends it at once.
+    """
+    with _library_path() as library_path, tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            _command(grpc_url, input_data, concurrency, _ENDLESS),
+            env={**os.environ, "LD_LIBRARY_PATH": library_path},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+        def check() -> None:
+            if process.poll() is not None:
+                log.seek(0)
+                raise RuntimeError(f"perf_analyzer ended ({process.returncode}):\n{log.read()[-2000:]}")
+
+        try:
+            yield check
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _run_once(grpc_url: str, input_data: Path, concurrency: int, request_count: int, timeout_s: float) -> StreamReport:
     with tempfile.TemporaryDirectory() as directory, _library_path() as library_path:
         report = Path(directory, "profile.json")
-        command = [
-            _binary(), "-m", "generate", "-u", grpc_url, "-i", "grpc", "--streaming", "--async",
-            "--input-data", str(input_data), "--concurrency-range", str(concurrency),
-            "--request-count", str(request_count), "--profile-export-file", str(report),
-        ]  # fmt: skip
         done = subprocess.run(
-            command,
+            [*_command(grpc_url, input_data, concurrency, request_count), "--profile-export-file", str(report)],
             env={**os.environ, "LD_LIBRARY_PATH": library_path},
             capture_output=True,
             text=True,
@@ -98,6 +118,14 @@ def _run_once(grpc_url: str, input_data: Path, concurrency: int, request_count: 
             return _read(json.loads(report.read_text())) if done.returncode == 0 else _fail(done)
         except (OSError, json.JSONDecodeError):
             return _fail(done)
+
+
+def _command(grpc_url: str, input_data: Path, concurrency: int, request_count: int) -> list[str]:
+    return [
+        _binary(), "-m", "generate", "-u", grpc_url, "-i", "grpc", "--streaming", "--async",
+        "--input-data", str(input_data), "--concurrency-range", str(concurrency),
+        "--request-count", str(request_count),
+    ]  # fmt: skip
 
 
 def _fail(done: subprocess.CompletedProcess[str]) -> NoReturn:

@@ -1,14 +1,23 @@
-"""What a running server counts: its own metrics, before and after a load."""
+"""What a running server counts: its own metrics, before, during and after a load."""
 
 from __future__ import annotations
 
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from adaptive_verification.serving.launcher import RunningServer
 
-_POLL_INTERVAL_S = 0.1
+_POLL_INTERVAL_S = 0.05
+
+
+class Reading(NamedTuple):
+    """Counters as the server published them."""
+
+    at_s: float
+    """Seconds of some clock."""
+    counters: Mapping[str, float]
 
 
 def read_counters(server: RunningServer) -> dict[str, float]:
@@ -36,3 +45,24 @@ def read_idle_counters(server: RunningServer, timeout_s: float = 60.0) -> dict[s
             return counters
         time.sleep(_POLL_INTERVAL_S)
     raise TimeoutError(f"the server still has requests after {timeout_s:.0f} s")
+
+
+def publications(read: Callable[[], Mapping[str, float]], before: Mapping[str, float]) -> Iterator[Reading]:
+    """A reading each time that the server has published its step counters; endless.
+
+    It does so twice a second at most, at the end of a step. So counts per second are right only between two such
+    moments: between any others up to half a second of steps would be missing, or too many.
+
+    Args:
+        read: gives the counters of this moment.
+        before: those that are known already.
+    """
+    steps = before["av_steps_total"]
+    while True:
+        time.sleep(_POLL_INTERVAL_S)
+        at_s, counters = time.monotonic(), read()
+        if counters["av_steps_total"] != steps:
+            time.sleep(_POLL_INTERVAL_S)  # one counter is published after the other
+            counters = read()
+            steps = counters["av_steps_total"]
+            yield Reading(at_s, counters)

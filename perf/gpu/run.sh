@@ -55,7 +55,8 @@ settings=(--set "target=$pair" --set "drafter=$drafter" --set "device=$device" -
 part step_parts 150 "$python" perf/step_parts.py "${settings[@]}" --num-draft-tokens 0 4 --concurrency 1 16 64 \
     --output "$results/step_parts.md"
 part load 270 "$python" perf/load.py "${settings[@]}" --plain-text --samplings sampled --repeats 1 \
-    --arms k0 k2 k4 av --concurrency 1 16 64 --max-tokens 32 --learning-requests 32 --output "$results/load"
+    --windows 2 --window-seconds 3 --arms k0 k2 k4 av --concurrency 1 16 64 --max-tokens 32 --learning-tokens 1000 \
+    --output "$results/load"
 if [ -d "$ADAPTIVE_VERIFICATION_HOME/models/SmolLM2-135M-Instruct" ]; then
     unset ADAPTIVE_VERIFICATION_DATA
     part default_pair 120 "$python" perf/step_parts.py --set "device=$device" --concurrency 1 64 \

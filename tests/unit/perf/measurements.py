@@ -8,21 +8,19 @@ from perf.load_results import Measurement
 
 
 def measurement(arm: str, tokens_per_second: float = 10.0, **values: Any) -> Measurement:
-    """One repeat of one arm; everything else has some value unless it is given."""
+    """One window of one arm; everything else has some value unless it is given."""
     defaults: dict[str, Any] = {
         "sampling": "greedy",
         "concurrency": 1,
         "repeat": 0,
-        "requests": 8,
-        "output_tokens": 64,
-        "duration_s": 64 / tokens_per_second,
-        "time_to_first_token_ms": 200.0,
-        "time_per_output_token_ms": 80.0,
+        "window": 0,
+        "seconds": 64 / tokens_per_second,
+        "tokens": 64,
         "steps": 50,
-        "decoded_tokens": 64,
+        "prompt_tokens": 100,
         "drafted_tokens": 40,
         "admitted_tokens": 30,
         "accepted_tokens": 24,
         "measured_at": "2026-01-01T00:00:00+00:00",
     }
-    return Measurement(arm=arm, tokens_per_second=tokens_per_second, **{**defaults, **values})
+    return Measurement(arm=arm, **{**defaults, **values})

@@ -19,14 +19,14 @@ def results_of(directory: Path) -> ResultsDirectory[Measurement]:
 
 
 def test_measurements_are_found_again(tmp_path: Path) -> None:
-    made = [measurement("k0", 12.5), measurement("av", repeat=1, sampling="sampled")]
+    made = [measurement("k0", 12.5), measurement("av", repeat=1, window=3, sampling="sampled")]
     for one in made:
         results_of(tmp_path).add(one)
     assert results_of(tmp_path).measurements == made
 
 
 def test_an_interrupted_study_goes_on_where_it_ended(tmp_path: Path) -> None:
-    points = plan(["greedy"], [1, 2], ["k0", "av"], 2)
+    points = plan(["greedy"], [1, 2], ["k0", "av"], 2, 2)
     for point in points[:3]:
         results_of(tmp_path).add(measurement(**point._asdict()))
     measured = {found.point for found in results_of(tmp_path).measurements}
