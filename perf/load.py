@@ -19,7 +19,8 @@ window that takes longer than `--point-seconds` is left out. The bar shows the t
 Arms: k0 no speculation; k1 to k7 so many drafts, all verified; av adaptive verification, after it has learned;
 unfitted with the drafter's own q_max for the acceptance probability (EAGLE-2's rule); threshold drafts are verified
 until q_max falls below the setting `threshold`. k0-cold and av-cold are no speculation and adaptive verification with
-nothing learned, each over the first 2,000 output tokens from an idle server on, and are compared with each other.
+nothing learned, each over the first 2,000 output tokens from an idle server on, and are compared with each other, once
+in a repeat: `--arms k0-cold av-cold --repeats 12 --windows 1` says more of them.
 """
 
 from __future__ import annotations

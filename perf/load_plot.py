@@ -91,9 +91,11 @@ def draw_pareto(measurements: Iterable[Measurement], file: Path, provenance: str
 def _draw(
     measurements: Iterable[Measurement], file: Path, provenance: str, draw: Callable[[Any, Cells, str], None]
 ) -> None:
-    """A PNG with one picture for each sampling, of the arms in steady state."""
+    """A PNG with one picture for each sampling, of the arms in steady state; nothing where there are none."""
     cells = cells_of(measurement for measurement in measurements if not ARMS[measurement.arm].cold)
     samplings = list(dict.fromkeys(cell.sampling for cell in cells))
+    if not samplings:
+        return
     figure = Figure(figsize=(6.5 * len(samplings), 5.5), layout="constrained")
     for axes, sampling in zip(figure.subplots(1, len(samplings), squeeze=False)[0], samplings, strict=True):
         draw(axes, cells, sampling)
