@@ -8,7 +8,7 @@ out of it, and in how many seconds, in a window after the streams have filled up
 that a slow spell of the machine falls on all of them, and the table has ratios of windows of the same round: medians
 over `--repeats` times `--windows` rounds. Every arm's window in a round is the same work, so many output tokens of the
 same requests from the same place on: as many as no speculation gives in `--window-seconds`. Between arms only the
-estimator is loaded anew.
+estimator is loaded anew, and prefix caching is off.
 
 Writes into the folder `--output`: load.csv (a line per window, at once), load.md, throughput_ratio.png, pareto.png. A
 window that takes longer than `--point-seconds` is left out. The bar shows the time that is left; on two cores
@@ -243,8 +243,12 @@ def write_report(results: ResultsDirectory[Measurement]) -> None:
 
 
 def server_settings(options: argparse.Namespace) -> dict[str, str]:
-    """Setting -> value, of every model that has it."""
-    return {**dict(item.split("=", 1) for item in options.set), "num_draft_tokens": str(MAX_DRAFT_TOKENS)}
+    """Setting -> value, of every model that has it.
+
+    The arms serve the same prompts one after the other, so none may find computed what the one before has left.
+    """
+    own = {"num_draft_tokens": str(MAX_DRAFT_TOKENS), "prefix_caching": "false"}
+    return {**dict(item.split("=", 1) for item in options.set), **own}
 
 
 def prompt_files(paths: list[Path] | None) -> list[Path] | None:

@@ -123,7 +123,7 @@ class ScriptedStep:
             hidden_start=_int32([0] * len(outputs)),
             hidden_count=_int32([0] * len(outputs)),
             hidden_states=NO_STATES.states,
-            step_cost=StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, len(outputs), len(self.requests)).to_tensor(),
+            step_cost=StepCost(DraftCost(1, 2, 3, 4, 5), 6, 7, len(outputs), len(self.requests), 8).to_tensor(),
         )
 
     def _next_draft_limit(self, sequence_id: int) -> int:

@@ -497,7 +497,7 @@ def test_a_step_carries_sampling_settings_seeds_key_and_the_last_cost(
     assert first.seed.tolist() == [-2]
     assert first.evidence_key.tolist() == [-1]
     assert first.previous_cost.numel() == 0
-    assert second.previous_cost.tolist() == [1, 2, 3, 4, 5, 6, 7, 1, 1]
+    assert second.previous_cost.tolist() == [1, 2, 3, 4, 5, 6, 7, 1, 1, 8]
 
 
 def test_the_statistics_of_a_step_add_up(
