@@ -178,9 +178,10 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     restart_as_served()
     options = parse_arguments()
-    slots = {"cache_slots": len(options.arms) * max(options.concurrency)}
-    verifier = load_verifier(VerifierSettings.model_validate(slots))
-    drafter = load_drafter(DrafterSettings.model_validate(slots))
+    # the lanes serve the same prompts, and none may find computed what another one did
+    settings = {"cache_slots": len(options.arms) * max(options.concurrency), "prefix_caching": False}
+    verifier = load_verifier(VerifierSettings.model_validate(settings))
+    drafter = load_drafter(DrafterSettings.model_validate(settings))
     codec = TextCodec.from_pretrained(resolve_model("default"))
     texts = prompts(512, seed=0)
     lines = [

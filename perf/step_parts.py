@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     arguments = parser.parse_args()
 
-    settings = dict(item.split("=", 1) for item in arguments.set)
+    # the arms serve the same prompts, and none may find computed what the one before has left
+    settings = {"prefix_caching": "false", **dict(item.split("=", 1) for item in arguments.set)}
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         state = Path(directory, "state")
