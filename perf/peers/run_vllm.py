@@ -45,10 +45,10 @@ class Peer:
                 number, prompt = waiting.pop()
                 messages = [{"role": "user", "content": prompt}]
                 text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                # without a seed: with one, vLLM ends on a CPU when a prompt is cut into chunks
                 params = SamplingParams(
-                    temperature=batch["temperature"], top_p=batch["top_p"], max_tokens=batch["max_tokens"],
-                    seed=batch["seed"] + number,
-                )  # fmt: skip
+                    temperature=batch["temperature"], top_p=batch["top_p"], max_tokens=batch["max_tokens"]
+                )
                 tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
                 engine.add_request(str(number), {"prompt_token_ids": tokens}, params)
                 running += 1
