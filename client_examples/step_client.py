@@ -78,6 +78,7 @@ def request_for(sequences: list[Sequence], max_drafts: int, release: list[int]) 
         top_k=int32([0] * n),
         seed=torch.zeros(n, dtype=torch.int64),
         acceptance=int32([REJECTION] * n),
+        wants_log_probs=int32([0] * n),
         previous_accepted=int32([NO_LABEL] * n),  # only the server's own front may teach the estimator
         previous_cost=torch.empty(0),
         **for_rows([sequence.hidden_states for sequence in sequences]),

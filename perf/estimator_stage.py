@@ -66,6 +66,7 @@ class Traffic:
             top_k=zero,
             seed=torch.zeros(rows, dtype=torch.int64),
             acceptance=zero,
+            wants_log_probs=zero,
             previous_accepted=self._accepted,
             previous_cost=StepCost(draft_cost, 1.0, 52.0, rows, 1.5 * rows).to_tensor(),
             **for_rows([NO_STATES] * rows),

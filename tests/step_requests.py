@@ -24,6 +24,7 @@ class RequestRow:
     top_k: int = 0
     seed: int = 0
     acceptance: int = REJECTION
+    wants_log_probs: bool = False
     previous_accepted: int = NO_LABEL
     model_draft_limit: int = 16
     hidden_states: RowStates = NO_STATES
@@ -52,6 +53,7 @@ def step_request(
         top_k=int32([row.top_k for row in rows]),
         seed=torch.tensor([row.seed for row in rows], dtype=torch.int64),
         acceptance=int32([row.acceptance for row in rows]),
+        wants_log_probs=int32([int(row.wants_log_probs) for row in rows]),
         previous_accepted=int32([row.previous_accepted for row in rows]),
         previous_cost=torch.empty(0) if previous_cost is None else previous_cost,
         **for_rows([row.hidden_states for row in rows]),

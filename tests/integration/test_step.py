@@ -37,7 +37,7 @@ def step(server: RunningServer) -> Any:
 
 def test_a_bad_row_does_not_disturb_its_neighbours(step: Any) -> None:
     rows = [
-        RequestRow(101, 0, TOKENS, draft_limit=2, temperature=0.0),
+        RequestRow(101, 0, TOKENS, draft_limit=2, temperature=0.0, wants_log_probs=True),
         RequestRow(102, 3, TOKENS, temperature=0.0),  # nothing of it is cached
         RequestRow(103, 0, [5, 999_999], temperature=0.0),
         RequestRow(104, 0, TOKENS, draft_limit=-1),  # only fills the caches

@@ -84,6 +84,7 @@ class StepRequest(Message):
         "model_draft_limit": Range(0, _MAX_INT32, "at least 0"),
         "top_k": Range(0, _MAX_INT32, "at least 0"),
         "acceptance": Range(REJECTION, COUPLED, "0 or 1"),
+        "wants_log_probs": Range(0, 1, "0 or 1"),
         "previous_accepted": Range(NO_LABEL, _MAX_INT32, "at least -1"),
         "previous_hidden_start": Range(0, _MAX_INT32, "at least 0"),
         "previous_hidden_count": Range(0, _MAX_INT32, "at least 0"),
@@ -103,6 +104,7 @@ class StepRequest(Message):
     )  # and so many of them from a model, whose depth costs: what the last step advised; looked-up drafts are free
     top_k: Tensor = line_of(REQUEST_ROWS)  # 0: off
     acceptance: Tensor = line_of(REQUEST_ROWS)  # REJECTION or COUPLED
+    wants_log_probs: Tensor = line_of(REQUEST_ROWS)  # 1: LOG_PROBS of the row's tokens, which take time
     previous_accepted: Tensor = line_of(REQUEST_ROWS)  # drafts of the last step that the target accepted; NO_LABEL
     previous_hidden_start: Tensor = line_of(REQUEST_ROWS)  # the position of the row's first hidden state
     previous_hidden_count: Tensor = line_of(REQUEST_ROWS)  # 0 where there are none to hand on
@@ -199,6 +201,6 @@ class StepResult(Message):
     hidden_count: Tensor = line_of(RESULT_ROWS)  # 0 where the drafter needs none
 
     output_tokens: Tensor = alone("INT32", "output_count")
-    log_probs: Tensor = alone("FP32", "output_count")  # of the target's untransformed distribution
+    log_probs: Tensor = alone("FP32", "output_count")  # of the target's untransformed distribution; NaN if not wanted
     hidden_states: Tensor = wide("UINT8", "hidden_count")  # of the tokens confirmed in this step, in the target's dtype
     step_cost: Tensor = alone("FP32", ANY_LENGTH)  # `StepCost`

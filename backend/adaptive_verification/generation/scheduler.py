@@ -189,6 +189,7 @@ class Scheduler:
             top_k=_int32([sampling.top_k for sampling in samplings]),
             seed=_int64([as_int64(sampling.seed) for sampling in samplings]),
             acceptance=_int32([ACCEPTANCE[sampling.acceptance] for sampling in samplings]),
+            wants_log_probs=_int32([0] * len(sequences)),
             previous_accepted=_int32([sequence.previous_accepted for sequence in sequences]),
             previous_cost=self._previous_cost,
             **hidden_states.for_rows([sequence.hidden_states for sequence in sequences]),

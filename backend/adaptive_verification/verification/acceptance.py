@@ -28,7 +28,7 @@ class Accepted:
 
     accepted: Tensor  # [rows] int64, drafts accepted
     output_tokens: Tensor  # [sum(accepted + 1)] int64, end to end
-    log_probs: Tensor  # [sum(accepted + 1)] float32, of the untransformed distribution
+    log_probs: Tensor  # [sum(accepted + 1)] float32, of the untransformed distribution; NaN where not wanted
 
 
 def accept(logits: Tensor, block: Block, *, wave_length: int | None = None) -> Accepted:
@@ -46,7 +46,8 @@ def accept(logits: Tensor, block: Block, *, wave_length: int | None = None) -> A
     first_position = (block.admitted + 1).cumsum(0) - (block.admitted + 1)  # [rows]
     accepted = torch.zeros_like(block.admitted)
     tokens = block.draft_tokens.new_zeros(num_rows, num_drafts + 1)
-    log_probs = torch.zeros_like(tokens, dtype=torch.float32)
+    log_probs = torch.full_like(tokens, torch.nan, dtype=torch.float32)
+    some_want_log_probs = bool(block.wants_log_probs.any())
     rows = torch.arange(num_rows, device=logits.device)  # those that have accepted everything so far
     for start in range(0, num_drafts + 1, wave_length):
         if len(rows) == 0:
@@ -64,7 +65,11 @@ def accept(logits: Tensor, block: Block, *, wave_length: int | None = None) -> A
         outputs = tokens_here[is_output]
         row, place = is_output.nonzero(as_tuple=True)
         tokens[rows[row], start + place] = outputs
-        log_probs[rows[row], start + place] = target.log_probs(wave.first_position[row] + place, outputs)
+        if some_want_log_probs:
+            wanted = block.wants_log_probs[rows[row]]
+            row, place = row[wanted], place[wanted]
+            wanted_log_probs = target.log_probs(wave.first_position[row] + place, outputs[wanted])
+            log_probs[rows[row], start + place] = wanted_log_probs
         accepted[rows] += accepted_here
         rows = rows[accepted_here == wave.length]
     is_output = mask(accepted + 1, num_drafts + 1)

@@ -24,6 +24,7 @@ class Block:
     seed: Tensor  # [rows] int64
     acceptance: Tensor  # [rows], REJECTION or COUPLED
     block: Tensor  # [rows] int64, the confirmed length that the drafts follow
+    wants_log_probs: Tensor  # [rows] bool
 
     def wave(self, rows: Tensor, start: int, length: int) -> Wave:
         """The positions from `start` on, `length` of them at most, of these rows. Each has at least one.

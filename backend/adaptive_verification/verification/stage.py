@@ -142,6 +142,7 @@ class VerifierStage:
                 seed=request.seed[sampling].to(device),
                 acceptance=request.acceptance[sampling].to(device),
                 block=confirmed_length[sampling].to(device, torch.int64),
+                wants_log_probs=request.wants_log_probs[sampling].to(device, torch.bool),
             ),
         )
 

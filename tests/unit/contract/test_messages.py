@@ -58,6 +58,7 @@ def assert_equal(one: Message, other: Message) -> None:
         ("top_k", [0, -4], r"TOP_K\[1\] is -4"),
         ("acceptance", [1, 2], r"ACCEPTANCE\[1\] is 2; it must be 0 or 1"),
         ("acceptance", [-1, 0], r"ACCEPTANCE\[0\] is -1; it must be 0 or 1"),
+        ("wants_log_probs", [0, 2], r"WANTS_LOG_PROBS\[1\] is 2; it must be 0 or 1"),
         ("previous_accepted", [-2, 0], r"PREVIOUS_ACCEPTED\[0\] is -2"),
         ("previous_hidden_start", [0, -1], r"PREVIOUS_HIDDEN_START\[1\] is -1; it must be at least 0"),
         ("previous_hidden_count", [1, -1], r"PREVIOUS_HIDDEN_COUNT\[1\] is -1; it must be at least 0"),

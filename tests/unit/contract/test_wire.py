@@ -106,6 +106,7 @@ def test_fields_of_one_type_and_length_are_the_lines_of_one_tensor() -> None:
             "model_draft_limit",
             "top_k",
             "acceptance",
+            "wants_log_probs",
             "previous_accepted",
             "previous_hidden_start",
             "previous_hidden_count",
@@ -136,7 +137,7 @@ def test_lines_lie_in_their_order_and_numbers_of_64_bits_are_unsigned() -> None:
 def test_without_rows_the_lines_are_there_and_empty() -> None:
     arrays = to_numpy(step_request([], release=[3]))
     assert arrays["IDS_AND_SEEDS"].shape == (1, 2, 0)
-    assert arrays["REQUEST_ROWS"].shape == (1, 9, 0)
+    assert arrays["REQUEST_ROWS"].shape == (1, 10, 0)
 
 
 def test_an_empty_array_may_be_of_any_type() -> None:
@@ -188,8 +189,8 @@ def test_a_stage_is_sent_what_it_reads_and_the_rest_is_empty(reader: str) -> Non
         ("TOKENS", np.zeros(1, np.int32), r"TOKENS is \[1\] int32"),
         ("TOKENS", np.zeros((2, 1), np.int32), r"TOKENS is \[2, 1\] int32"),
         ("TOKENS", np.zeros((1, 1, 1), np.int32), r"TOKENS is \[1, 1, 1\] int32"),
-        ("REQUEST_ROWS", np.zeros((1, 8, 1), np.int32), r"REQUEST_ROWS is \[1, 8, 1\] int32; it must be \[1, 9, n\]"),
-        ("REQUEST_ROWS", np.zeros((1, 9), np.int32), r"REQUEST_ROWS is \[1, 9\] int32; it must be \[1, 9, n\] INT32"),
+        ("REQUEST_ROWS", np.zeros((1, 8, 1), np.int32), r"REQUEST_ROWS is \[1, 8, 1\] int32; it must be \[1, 10, n\]"),
+        ("REQUEST_ROWS", np.zeros((1, 10), np.int32), r"REQUEST_ROWS is \[1, 10\] int32; it must be \[1, 10, n\] INT32"),
         ("IDS_AND_SEEDS", np.zeros((1, 2, 1), np.int64), r"IDS_AND_SEEDS is \[1, 2, 1\] int64; .* \[1, 2, n\] UINT64"),
     ],
 )

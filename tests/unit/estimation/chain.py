@@ -60,6 +60,7 @@ def make_request(
         top_k=torch.zeros(rows, dtype=torch.int32),
         seed=torch.zeros(rows, dtype=torch.int64),
         acceptance=int32([REJECTION] * rows),
+        wants_log_probs=int32([0] * rows),
         previous_accepted=int32(accepted if accepted is not None else [NO_LABEL] * rows),
         previous_cost=NOTHING if cost is None else cost.to_tensor(),
         **for_rows([NO_STATES] * rows),

@@ -39,6 +39,7 @@ def _block() -> tuple[torch.Tensor, Block]:
         seed=torch.arange(ROWS),
         acceptance=torch.tensor([REJECTION, COUPLED])[torch.arange(ROWS) // 6 % 2],
         block=torch.full((ROWS,), 50),
+        wants_log_probs=torch.ones(ROWS, dtype=torch.bool),
     )
 
 
@@ -74,6 +75,17 @@ def test_log_probs_are_those_of_the_untransformed_distribution() -> None:
     )
     expected = logits[positions].double().log_softmax(-1).gather(-1, result.output_tokens[:, None]).squeeze(-1)
     assert torch.allclose(result.log_probs.double(), expected, atol=1e-5)
+
+
+def test_log_probs_are_given_to_the_rows_that_want_them_alone() -> None:
+    logits, block = _block()
+    whole = accept(logits, block)
+    for wanted in (torch.arange(ROWS) % 3 == 0, torch.zeros(ROWS, dtype=torch.bool)):
+        result = accept(logits, dataclasses.replace(block, wants_log_probs=wanted))
+        assert torch.equal(result.output_tokens, whole.output_tokens)
+        is_wanted = wanted.repeat_interleave(result.accepted + 1)
+        assert torch.equal(result.log_probs[is_wanted], whole.log_probs[is_wanted])
+        assert result.log_probs[~is_wanted].isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,11 @@ def test_accepted_drafts_are_not_computed_again_and_rejected_ones_are_forgotten(
 
 def test_log_probs_are_the_targets_own(verifier: Verifier) -> None:
     right = greedy([1, 2], 2)
-    result = verifier.step([RequestRow(1, 0, [1, 2], 1, temperature=0.0)], [right[:1]])
+    row = RequestRow(1, 0, [1, 2], 1, temperature=0.0, wants_log_probs=True)
+    result = verifier.step([row, RequestRow(2, 0, [3], temperature=0.0)], [right[:1], []])
     expected = [float(P((1, 2))[right[0]].log()), float(P((1, 2, right[0]))[right[1]].log())]
-    assert result.log_probs.tolist() == pytest.approx(expected, abs=1e-5)
+    assert result.log_probs[:2].tolist() == pytest.approx(expected, abs=1e-5)
+    assert result.log_probs[2:].isnan().tolist() == [True]
 
 
 def test_a_sampled_token_depends_on_its_row_alone(verifier: Verifier) -> None:
