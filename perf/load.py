@@ -123,6 +123,8 @@ class LoadStudy:
             tokens=counts[OUTPUT_TOKENS],
             steps=counts["av_steps_total"],
             prompt_tokens=counts["av_prompt_tokens_total"],
+            first_tokens=counts["av_first_tokens_total"],
+            first_tokens_ms=counted.counts["av_time_to_first_token_milliseconds_total"],
             drafted_tokens=counts['av_draft_tokens_total{state="drafted"}'],
             admitted_tokens=counts['av_draft_tokens_total{state="admitted"}'],
             accepted_tokens=counts['av_draft_tokens_total{state="accepted"}'],

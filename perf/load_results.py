@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,10 @@ class Measurement:
     """Output tokens of all requests together; those after an answer's end are among them."""
     steps: int
     prompt_tokens: int
+    first_tokens: int
+    """Requests that got their first token in it."""
+    first_tokens_ms: float
+    """How long they had waited for it, summed up."""
     drafted_tokens: int
     admitted_tokens: int
     accepted_tokens: int
@@ -46,6 +51,11 @@ class Measurement:
     def sequence_steps(self) -> int:
         """How often a step gave a sequence tokens: its accepted drafts and one more."""
         return self.tokens - self.accepted_tokens
+
+    @property
+    def time_to_first_token_ms(self) -> float:
+        """From a request's arrival, in the mean."""
+        return self.first_tokens_ms / self.first_tokens if self.first_tokens else math.nan
 
     @property
     def time_per_output_token_ms(self) -> float:

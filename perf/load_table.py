@@ -101,9 +101,9 @@ def markdown(measurements: Iterable[Measurement]) -> str:
 
 _LEGEND = (
     "Median over the rounds (quartiles). Ratios are taken round by round, of output tokens per second, between windows "
-    "of the same work. Cold: the first tokens with nothing learned, from an idle server on. TPOT: time per output "
-    "token of a request after its first. Drafted, admitted, accepted: tokens per sequence and step; tokens/step: "
-    "tokens that a step gives a sequence (acceptance length)."
+    "of the same work. Cold: the first tokens with nothing learned, from an idle server on. TTFT, TPOT: mean time "
+    "from a request to its first token, and per output token after it. Drafted, admitted, accepted: tokens per "
+    "sequence and step; tokens/step: tokens that a step gives a sequence (acceptance length)."
 )
 
 
@@ -141,11 +141,12 @@ def _cold_table(cells: Cells) -> list[str]:
 
 
 def _cell_table(cells: Cells) -> list[str]:
-    lines = _header("sampling", "requests", "arm", "windows", "tokens/s", "TPOT ms", "tokens/step", "drafted",
-                    "admitted", "accepted")  # fmt: skip
+    lines = _header("sampling", "requests", "arm", "windows", "tokens/s", "TTFT ms", "TPOT ms", "tokens/step",
+                    "drafted", "admitted", "accepted")  # fmt: skip
     for cell, windows in cells.items():
         columns: list[tuple[Callable[[Measurement], float], int]] = [
             (lambda m: m.tokens_per_second, 1),
+            (lambda m: m.time_to_first_token_ms, 0),
             (lambda m: m.time_per_output_token_ms, 1),
             (lambda m: m.tokens / m.sequence_steps, 3),
             (lambda m: m.drafted_tokens / m.sequence_steps, 2),

@@ -123,7 +123,8 @@ class Engine:
             open_sequences = self._scheduler.sequences()
             num_live, num_waiting = self._scheduler.num_live, self._scheduler.num_waiting
         loop_seconds = (called - started) + (time.perf_counter() - returned)
-        record = _record(step, result, returned - called, loop_seconds, num_live, num_waiting)
+        first_tokens_ms = [update.first_token_ms for update in updates if update.first_token_ms is not None]
+        record = _record(step, result, returned - called, loop_seconds, num_live, num_waiting, first_tokens_ms)
         self.statistics.add(record)
         self._responder.post(StepOutcome(updates, open_sequences, record))
 
@@ -142,6 +143,7 @@ def _record(
     loop_seconds: float,
     num_live: int,
     num_waiting: int,
+    first_tokens_ms: list[float],
 ) -> StepRecord:
     def total(counts: torch.Tensor | None) -> int:
         return 0 if counts is None else int(counts.sum())
@@ -161,4 +163,6 @@ def _record(
         live_sequences=num_live,
         waiting_requests=num_waiting,
         failed=result is None,
+        first_tokens=len(first_tokens_ms),
+        first_tokens_ms=sum(first_tokens_ms),
     )

@@ -6,6 +6,8 @@ Knows the step contract and its rules; no threads, no text, no Triton. The engin
 from __future__ import annotations
 
 import secrets
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -65,8 +67,15 @@ class ScheduledStep(NamedTuple):
 class Scheduler:
     """First come, first served: a bounded queue before a bounded number of live sequences."""
 
-    def __init__(self, settings: GenerateSettings, end_token_ids: frozenset[int], evidence_key: int | None) -> None:
+    def __init__(
+        self,
+        settings: GenerateSettings,
+        end_token_ids: frozenset[int],
+        evidence_key: int | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._settings = settings
+        self._clock = clock
         self._end_token_ids = end_token_ids
         self._evidence_key = torch.tensor([] if evidence_key is None else [as_int64(evidence_key)], dtype=torch.int64)
         self._previous_cost = torch.tensor([], dtype=torch.float32)
@@ -109,6 +118,7 @@ class Scheduler:
             stream=stream,
             max_context_tokens=self._settings.max_context_tokens,
             max_draft_tokens=self._settings.num_draft_tokens,
+            submitted_s=self._clock(),
         )
         return self._next_id
 
@@ -260,6 +270,7 @@ class Scheduler:
         # The two methods accept with different probabilities, and the estimator learns those of one.
         teaches = admitted_count and sequence.request.sampling.acceptance == self._settings.acceptance
         sequence.previous_accepted = num_accepted if teaches else NO_LABEL
+        is_first = sequence.num_output_tokens == 0
         tokens, finish_reason = sequence.append_output(output, self._end_token_ids)
         update = SequenceUpdate(
             sequence_id=sequence.id,
@@ -267,6 +278,7 @@ class Scheduler:
             tokens=tokens,
             num_draft_tokens=admitted_count,
             num_accepted_tokens=num_accepted,
+            first_token_ms=1e3 * (self._clock() - sequence.submitted_s) if is_first else None,
             ends_with_end_token=finish_reason is FinishReason.STOP,
         )
         if finish_reason is None:

@@ -25,6 +25,8 @@ class Sequence:
     stream: TextStream
     max_context_tokens: int
     max_draft_tokens: int
+    submitted_s: float
+    """When, by the scheduler's clock."""
     tokens: list[int] = field(init=False)
     max_length: int = field(init=False)
     """Prompt and output tokens at which it ends."""

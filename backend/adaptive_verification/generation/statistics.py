@@ -34,6 +34,10 @@ class StepRecord(NamedTuple):
     live_sequences: int
     waiting_requests: int
     failed: bool
+    first_tokens: int
+    """Requests that got their first token."""
+    first_tokens_ms: float
+    """How long they waited for it since they were sent, summed up."""
 
     @property
     def parts_ms(self) -> dict[str, float]:
@@ -82,6 +86,12 @@ METRICS = (
         "av_reused_prompt_tokens_total", "counter", "Of these, tokens that another sequence's cache already had"
     ),
     MetricSpec("av_output_tokens_total", "counter", "Tokens decoded"),
+    MetricSpec("av_first_tokens_total", "counter", "Requests that got their first token"),
+    MetricSpec(
+        "av_time_to_first_token_milliseconds_total",
+        "counter",
+        "From these requests' arrival to their first token; by av_first_tokens_total: the mean",
+    ),
     MetricSpec(
         "av_draft_tokens_total",
         "counter",
@@ -112,6 +122,8 @@ class EngineMetrics:
         if record.cost is not None:
             sums["av_reused_prompt_tokens_total", ""] += round(record.cost.reused_tokens)
         sums["av_output_tokens_total", ""] += record.output_tokens
+        sums["av_first_tokens_total", ""] += record.first_tokens
+        sums["av_time_to_first_token_milliseconds_total", ""] += record.first_tokens_ms  # type: ignore[assignment]
         sums["av_draft_tokens_total", "drafted"] += record.drafted_tokens
         sums["av_draft_tokens_total", "admitted"] += record.admitted_tokens
         sums["av_draft_tokens_total", "accepted"] += record.accepted_tokens

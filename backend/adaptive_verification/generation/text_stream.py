@@ -27,6 +27,8 @@ class SequenceUpdate:
     ends_with_end_token: bool = False
     """The last of `tokens` counts but is not text."""
     error: AdaptiveVerificationError | None = None
+    first_token_ms: float | None = None
+    """From the request to its first token, where this step gave it."""
 
 
 class TextStream:

@@ -190,7 +190,11 @@ def test_a_stage_is_sent_what_it_reads_and_the_rest_is_empty(reader: str) -> Non
         ("TOKENS", np.zeros((2, 1), np.int32), r"TOKENS is \[2, 1\] int32"),
         ("TOKENS", np.zeros((1, 1, 1), np.int32), r"TOKENS is \[1, 1, 1\] int32"),
         ("REQUEST_ROWS", np.zeros((1, 8, 1), np.int32), r"REQUEST_ROWS is \[1, 8, 1\] int32; it must be \[1, 10, n\]"),
-        ("REQUEST_ROWS", np.zeros((1, 10), np.int32), r"REQUEST_ROWS is \[1, 10\] int32; it must be \[1, 10, n\] INT32"),
+        (
+            "REQUEST_ROWS",
+            np.zeros((1, 10), np.int32),
+            r"REQUEST_ROWS is \[1, 10\] int32; .* \[1, 10, n\] INT32",
+        ),
         ("IDS_AND_SEEDS", np.zeros((1, 2, 1), np.int64), r"IDS_AND_SEEDS is \[1, 2, 1\] int64; .* \[1, 2, n\] UINT64"),
     ],
 )

@@ -509,6 +509,7 @@ def test_the_statistics_of_a_step_add_up(
     records = engine.statistics.records()
     assert sum(record.prompt_tokens for record in records) == 40
     assert sum(record.output_tokens for record in records) == 50
+    assert [record.first_tokens for record in records if record.first_tokens_ms > 0] == [1]
     assert sum(record.admitted_tokens for record in records) == last.total_draft_tokens
     assert sum(record.accepted_tokens for record in records) == last.total_accepted_draft_tokens
     parts = records[0].parts_ms

@@ -47,6 +47,23 @@ def test_cancelling_what_has_ended_makes_no_work(
     assert not scheduler.has_work
 
 
+def test_the_time_to_the_first_token_counts_from_the_request_on(
+    byte_tokenizer: Tokenizer, settings: GenerateSettings, step: ScriptedStep
+) -> None:
+    now = [100.0]
+    scheduler = Scheduler(settings, frozenset({END_TOKEN}), evidence_key=None, clock=lambda: now[0])
+    enqueue(scheduler, byte_tokenizer, max_tokens=12)
+    waits = []
+    while scheduler.has_work:
+        now[0] += 0.25
+        scheduled = scheduler.schedule()
+        scheduler.apply(scheduled, step(scheduler.step_request(scheduled)))
+        waits += [update.first_token_ms for update in scheduler.take_updates()]
+    assert waits[0] == 250
+    assert len(waits) > 1
+    assert set(waits[1:]) == {None}
+
+
 def test_two_schedulers_use_different_sequence_ids(byte_tokenizer: Tokenizer, settings: GenerateSettings) -> None:
     ids = {enqueue(make_scheduler(settings), byte_tokenizer, max_tokens=1) for _ in range(20)}
     assert len(ids) == 20

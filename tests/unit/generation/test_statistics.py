@@ -35,7 +35,7 @@ COST = StepCost(DraftCost.nothing(), 0.0, 0.0, 3, 4, reused_tokens=2)
 
 
 def record(*, live_sequences: int, failed: bool = False) -> StepRecord:
-    return StepRecord(10.0, 1.5, COST, 3, 4, 5, 6, 7, 2, live_sequences, 9 * bool(live_sequences), failed)
+    return StepRecord(10.0, 1.5, COST, 3, 4, 5, 6, 7, 2, live_sequences, 9 * bool(live_sequences), failed, 2, 30.5)
 
 
 def test_sums_are_held_back_while_busy_and_complete_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +55,8 @@ def test_sums_are_held_back_while_busy_and_complete_when_idle(monkeypatch: pytes
     assert values["av_prompt_tokens_total", ""] == 40
     assert values["av_reused_prompt_tokens_total", ""] == 20
     assert values["av_output_tokens_total", ""] == 50
+    assert values["av_first_tokens_total", ""] == 20
+    assert values["av_time_to_first_token_milliseconds_total", ""] == pytest.approx(305)
     states = ("drafted", "admitted", "accepted")
     assert [values["av_draft_tokens_total", state] for state in states] == [60, 70, 20]
     assert values["av_live_sequences", ""] == values["av_waiting_requests", ""] == 0

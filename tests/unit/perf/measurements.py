@@ -18,6 +18,8 @@ def measurement(arm: str, tokens_per_second: float = 10.0, **values: Any) -> Mea
         "tokens": 64,
         "steps": 50,
         "prompt_tokens": 100,
+        "first_tokens": 4,
+        "first_tokens_ms": 600.0,
         "drafted_tokens": 40,
         "admitted_tokens": 30,
         "accepted_tokens": 24,

@@ -65,7 +65,7 @@ def test_the_table_has_loads_rising_and_arms_in_their_order() -> None:
 
 def test_the_table_gives_drafts_and_tokens_by_sequence_and_step() -> None:
     row = markdown([measurement("k1", tokens=64, accepted_tokens=24, drafted_tokens=40, admitted_tokens=30)])
-    assert row.splitlines()[-1] == "| greedy | 1 | k1 | 1 | 10.0 | 80.0 | 1.600 | 1.00 | 0.75 | 0.600 |"
+    assert row.splitlines()[-1] == "| greedy | 1 | k1 | 1 | 10.0 | 150 | 80.0 | 1.600 | 1.00 | 0.75 | 0.600 |"
 
 
 def test_the_ratio_table_compares_with_the_best_other_arm_and_with_no_speculation() -> None:
