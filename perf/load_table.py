@@ -96,7 +96,7 @@ def loads(cells: Cells) -> list[tuple[str, int]]:
 def markdown(measurements: Iterable[Measurement]) -> str:
     """All tables."""
     cells = cells_of(measurements)
-    return "\n".join([*_ratio_table(cells), "", *_cold_table(cells), "", _LEGEND, "", *_cell_table(cells)])
+    return "\n".join([*_ratio_table(cells), "", *_cold_table(cells), _LEGEND, "", *_cell_table(cells)])
 
 
 _LEGEND = (
@@ -132,12 +132,12 @@ def _ratio_table(cells: Cells) -> list[str]:
 
 
 def _cold_table(cells: Cells) -> list[str]:
-    lines = _header("sampling", "requests", "rounds", "AV cold / no speculation cold")
+    lines = []
     for sampling, concurrency in loads(cells):
         ratio = throughput_ratio(cells, sampling, concurrency, ADAPTIVE_COLD, NO_SPECULATION_COLD)
         if ratio:
             lines.append(_row(sampling, concurrency, ratio.rounds, ratio.format(3)))
-    return lines
+    return [*_header("sampling", "requests", "rounds", "AV cold / no speculation cold"), *lines, ""] if lines else []
 
 
 def _cell_table(cells: Cells) -> list[str]:
