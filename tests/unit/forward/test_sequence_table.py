@@ -205,6 +205,18 @@ def test_a_sequence_that_gets_the_slot_of_its_own_beginning_copies_nothing(
     assert copies == []
 
 
+def test_a_slot_that_is_taken_again_holds_no_more_than_was_computed(reusing_table: SequenceTable) -> None:
+    sequence = place(reusing_table, 1, 0, PROMPT)
+    assert isinstance(sequence, CachedSequence)
+    sequence.mark_computed(3, [])  # and never more
+    for sequence_id in (2, 3):
+        place(reusing_table, sequence_id, 0, [sequence_id] * 8)
+    reusing_table.release([1])
+    again = place(reusing_table, 4, 0, PROMPT)
+    assert isinstance(again, CachedSequence)
+    assert (again.slot, again.missing_tokens()) == (0, PROMPT[3:])
+
+
 def test_the_next_chunk_of_a_prompt_is_copied_too(
     reusing_table: SequenceTable, copies: list[tuple[int, int, int, int]]
 ) -> None:
