@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from tests.step_requests import RequestRow, step_request
+from tests.unit.contract.drafts import draft
 
 from adaptive_verification.contract import Draft, DraftCost, StepCost, StepRequest, StepResult
 from adaptive_verification.contract.hidden_states import NO_STATES, RowStates, for_rows, of_rows
@@ -16,22 +17,6 @@ from adaptive_verification.errors import ContractError
 
 def request() -> StepRequest:
     return step_request([RequestRow(5, 0, [1, 2, 3]), RequestRow(6, 4, [9])], release=[7])
-
-
-def draft() -> Draft:
-    """Two rows with 2 and 0 drafts."""
-    return Draft(
-        drafted_count=torch.tensor([2, 0], dtype=torch.int32),
-        draft_status=torch.zeros(2, dtype=torch.int32),
-        draft_match_length=torch.tensor([5, 0], dtype=torch.int32),
-        draft_tokens=torch.tensor([4, 5], dtype=torch.int32),
-        draft_log_odds=torch.tensor([0.5, -1.0]),
-        draft_features=torch.arange(6.0),
-        candidate_count=torch.tensor([1, 2], dtype=torch.int32),
-        candidate_ids=torch.tensor([4, 5, 6], dtype=torch.int32),
-        candidate_probs=torch.tensor([1.0, 0.75, 0.25]),
-        draft_cost=DraftCost.nothing().to_tensor(),
-    )
 
 
 def assert_equal(one: Message, other: Message) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.device import DEVICE
 from tests.step_requests import RequestRow, step_request
+from tests.unit.contract.drafts import draft
 
-from adaptive_verification.contract import DRAFTER, ESTIMATOR, VERIFIER, Draft, DraftCost, StepRequest, StepResult
+from adaptive_verification.contract import DRAFTER, ESTIMATOR, VERIFIER, StepRequest, StepResult
 from adaptive_verification.contract.message import Message
 from adaptive_verification.contract.wire import from_numpy, from_triton, to_numpy, to_triton
 from adaptive_verification.errors import ContractError
@@ -21,22 +21,6 @@ from adaptive_verification.errors import ContractError
 def request() -> StepRequest:
     rows = [RequestRow(2**63 - 1, 3, [1, 2], seed=-1, top_p=0.5), RequestRow(-5, 0, [7], draft_limit=4)]
     return step_request(rows, evidence_key=[-1])
-
-
-def draft() -> Draft:
-    """Two rows with 2 and 0 drafts, whose distributions lie on the tests' device."""
-    return Draft(
-        drafted_count=torch.tensor([2, 0], dtype=torch.int32),
-        draft_status=torch.zeros(2, dtype=torch.int32),
-        draft_match_length=torch.tensor([5, 0], dtype=torch.int32),
-        draft_tokens=torch.tensor([4, 5], dtype=torch.int32),
-        draft_log_odds=torch.tensor([0.5, -1.0], device=DEVICE),
-        draft_features=torch.arange(6.0, device=DEVICE),
-        candidate_count=torch.tensor([1, 2], dtype=torch.int32),
-        candidate_ids=torch.tensor([4, 5, 6], dtype=torch.int32, device=DEVICE),
-        candidate_probs=torch.tensor([1.0, 0.75, 0.25], device=DEVICE),
-        draft_cost=DraftCost.nothing().to_tensor(),
-    )
 
 
 class PbTensor:
