@@ -9,6 +9,7 @@ A slot keeps what it holds until another sequence needs it, so a sequence that b
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -160,14 +161,14 @@ class SequenceTable:
         sequence.confirm(context_length, tokens)
         if self._copy_prefix is not None and len(tokens) > MIN_REUSED_TOKENS:
             self._reuse_prefix(sequence, self._copy_prefix)
-        return Placement(STATUS_OK, sequence, max(0, min(sequence.computed_length, sequence.confirmed_length) - known))
+        return Placement(STATUS_OK, sequence, max(0, sequence.computed_length - known))
 
     def _reuse_prefix(self, sequence: CachedSequence, copy_prefix: CopyPrefix) -> None:
         """Copies what another slot holds of the sequence's beginning, where that is more than is computed."""
-        others = {other.slot: other for group in (self._sequences, self._free) for other in group.values()}
+        others = itertools.chain(self._sequences.values(), self._free.values())
         found = longest_shared_prefix(
             sequence.tokens[: sequence.confirmed_length],
-            ((slot, other.tokens[: other.computed_length]) for slot, other in others.items()),
+            ((other.slot, other.tokens[: other.computed_length]) for other in others),
             more_than=sequence.computed_length + MIN_REUSED_TOKENS,
         )
         if found is not None:
