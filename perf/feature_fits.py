@@ -85,10 +85,7 @@ def predict_online(trace: Trace, feature: Feature, *, with_history: bool = False
     constants = TraceConstants.model_validate(trace.constants.model_dump() | {"evidence": evidence})
     predictions = replay_feature(trace, constants, feature).predictions
     return np.concatenate(
-        [
-            probability[step.labels()[1][:, : probability.shape[1]]]
-            for step, probability in zip(trace.steps, predictions, strict=True)
-        ]
+        [probability[step.labels()[1]] for step, probability in zip(trace.steps, predictions, strict=True)]
     ).astype(np.float64)
 
 

@@ -55,11 +55,11 @@ class Calibration:
     def update(
         self, probability: NDArray[np.float32], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
     ) -> None:
-        """Counts one step's labels. All `[rows, k]`: predictions when the drafts were scored, 0 or 1, 0 or 1.
+        """Counts one step's labels. All `[rows, K]`: predictions when the drafts were scored, 0 or 1, 0 or 1.
 
         The arrays may be kept for some steps.
         """
-        if labelled.any():
+        if np.count_nonzero(labelled):
             self._waiting.append((probability, accepted, labelled))
             if len(self._waiting) >= _STEPS_ADDED_TOGETHER:
                 self._add_waiting()
@@ -68,11 +68,7 @@ class Calibration:
         """Brings the sums up to date."""
         if not self._waiting:
             return
-        depth = max(labelled.shape[1] for _, _, labelled in self._waiting)
-        probability, accepted, labelled = (
-            np.concatenate([np.pad(one, ((0, 0), (0, depth - one.shape[1]))) for one in each])
-            for each in zip(*self._waiting, strict=True)
-        )
+        probability, accepted, labelled = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
         rows_of_step = [len(labelled) for _, _, labelled in self._waiting]
         weights = self._weight * self._growth ** np.arange(1, len(rows_of_step) + 1)
         self._weight, self._waiting = float(weights[-1]), []
@@ -80,10 +76,10 @@ class Calibration:
         weight = weights.repeat(rows_of_step)[row]
         predicted, label = probability[row, position].astype(np.float64), accepted[row, position].astype(np.int64)
         cell = position * NUM_BINS + np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-        np.add.at(self._counts.reshape(-1), label * self._predicted.size + cell, weight)
-        np.add.at(self._predicted.reshape(-1), cell, predicted * weight)
+        _add_at(self._counts, label * self._predicted.size + cell, weight)
+        _add_at(self._predicted, cell, predicted * weight)
         loss = -np.log(np.maximum(np.where(label > 0, predicted, 1 - predicted), _SMALLEST))
-        np.add.at(self._log_loss, position, loss * weight)
+        _add_at(self._log_loss, position, loss * weight)
         if self._weight > _LARGEST_WEIGHT:
             self._fade(1 / self._weight)
 
@@ -145,6 +141,11 @@ class Calibration:
             raise ValueError(f"log_loss must be {self._log_loss.size} finite numbers")
         self._counts, self._predicted, self._log_loss, self._weight = counts, predicted, log_loss, 1.0
         self._waiting = []
+
+
+def _add_at(total: NDArray[np.float64], cell: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+    """Adds each value to its cell of `total`, taken as flat."""
+    total += np.bincount(cell, values, total.size).reshape(total.shape)
 
 
 def _from_filled(name: str, filled: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[np.float64]:

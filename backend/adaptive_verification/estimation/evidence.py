@@ -23,7 +23,7 @@ def history_feature(residual_sum: NDArray[np.float32], information_sum: NDArray[
 def history_increments(
     probability: NDArray[np.float32], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """What one step's labels add to the two sums. Arguments `[rows, k]`: predictions without h, 0 or 1, 0 or 1."""
+    """What one step's labels add to the two sums. Arguments `[rows, K]`: predictions without h, 0 or 1, 0 or 1."""
     residual = np.einsum("rk,rk->r", accepted - probability, labelled)
     information = np.einsum("rk,rk->r", probability * labelled, 1 - probability)
     return residual, information

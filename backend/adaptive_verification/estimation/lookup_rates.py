@@ -40,20 +40,20 @@ class LookupRates:
         # [2, buckets, K]: accepted ones, and all that the target decided
         self._counts = np.zeros((2, len(MATCH_LENGTHS), num_positions))
 
-    def predict(self, match_length: NDArray[np.int64], depth: int) -> NDArray[np.float32]:
-        """Acceptance probabilities `[rows, depth]` of rows with matches of these lengths `[rows]`, at least 1."""
-        accepted, decided = self._counts[:, _bucket(match_length), :depth]
+    def predict(self, match_length: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Acceptance probabilities `[rows, K]` of rows with matches of these lengths `[rows]`, at least 1."""
+        accepted, decided = self._counts[:, _bucket(match_length)]
         p = (accepted + PRIOR_ACCEPTED) / (decided + (PRIOR_ACCEPTED + PRIOR_REJECTED))
         return p.astype(np.float32)
 
     def fold(
         self, match_length: NDArray[np.int64], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
     ) -> None:
-        """Adds one step's labels: `[rows]`, and 0 or 1 `[rows, k]`. Without rows it is a step too."""
+        """Adds one step's labels: `[rows]`, and 0 or 1 `[rows, K]`. Without rows it is a step too."""
         if match_length.size > 0:
-            cells = (_bucket(match_length)[:, None], np.arange(accepted.shape[1]))
-            np.add.at(self._counts[0], cells, accepted * labelled)
-            np.add.at(self._counts[1], cells, labelled)
+            bucket = _bucket(match_length)
+            np.add.at(self._counts[0], bucket, accepted * labelled)
+            np.add.at(self._counts[1], bucket, labelled)
         self._steps += 1
         if self._steps == self._interval:
             self._steps = 0

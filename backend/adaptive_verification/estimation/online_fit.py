@@ -78,20 +78,16 @@ class OnlineFit:
         return bool(general and self.refits == 0 and self.steps_since_refit == 0)
 
     def predict(self, features: Tensor) -> Tensor:
-        """Acceptance probabilities `[rows, k]` of features `[rows, k, m]`, for the first k <= K positions.
-
-        Of fewer features, the first ones, the others count as 0.
-        """
-        _, depth, num_features = features.shape
-        return (features @ self.shared[:num_features]).add_(self.intercepts[:depth]).sigmoid_()
+        """Acceptance probabilities `[..., K]` of features `[..., K, m]`."""
+        return (features @ self.shared).add_(self.intercepts).sigmoid_()
 
     def fold(self, features: Tensor, accepted: Tensor, labelled: Tensor) -> bool:
         """Adds one step's labels, and refits where that is due. The tensors may be kept for some steps.
 
         Args:
-            features: `[rows, k, m]`, finite.
-            accepted: `[rows, k]`, 0 or 1; only counts where labelled.
-            labelled: `[rows, k]`, 0 or 1: the drafts that the target decided.
+            features: `[rows, K, m]`, finite.
+            accepted: `[rows, K]`, 0 or 1; only counts where labelled.
+            labelled: `[rows, K]`, 0 or 1: the drafts that the target decided.
 
         Returns:
             Whether the coefficients were refitted.
@@ -110,18 +106,15 @@ class OnlineFit:
         """Brings the sums up to date. The coefficients are those of every waiting step: only a refit changes them."""
         if not self._waiting:
             return
-        depth = max(labelled.shape[1] for _, _, labelled in self._waiting)
-        features, accepted, labelled = (
-            torch.cat([_to_depth(one, depth) for one in each]) for each in zip(*self._waiting, strict=True)
-        )
+        features, accepted, labelled = (torch.cat(each) for each in zip(*self._waiting, strict=True))
         self._waiting = []
         probability = self.predict(features)
         counted = labelled.to(features.dtype)
         residual = (accepted.to(features.dtype) - probability) * counted
         weight = probability * (1 - probability) * counted
-        design = torch.cat([features, torch.ones_like(features[..., :1])], -1)  # [rows, k, m + 1]
+        design = torch.cat([features, torch.ones_like(features[..., :1])], -1)  # [rows, K, m + 1]
         per_label = torch.cat([design * weight.unsqueeze(-1), torch.stack([residual, counted], -1)], -1)
-        self._sums[:depth].baddbmm_(design.permute(1, 2, 0), per_label.transpose(0, 1))
+        self._sums.baddbmm_(design.permute(1, 2, 0), per_label.transpose(0, 1))
 
     def _refit(self) -> None:
         """One damped Newton step through the Schur complement of the intercepts' diagonal block, in O(K m^2 + m^3)."""
@@ -175,14 +168,6 @@ class OnlineFit:
         self.shared, self.intercepts, self._sums = tensors["shared"], tensors["intercepts"], tensors["sums"]
         self._waiting = []
         self.steps_since_refit, self.refits = steps_since_refit, refits
-
-
-def _to_depth(labels: Tensor, depth: int) -> Tensor:
-    """`[rows, k, ...]` as `[rows, depth, ...]`; what is added is 0, so not labelled."""
-    missing = depth - labels.shape[1]
-    if missing == 0:
-        return labels
-    return torch.cat([labels, labels.new_zeros(len(labels), missing, *labels.shape[2:])], 1)
 
 
 def _safe(step: Tensor) -> Tensor:

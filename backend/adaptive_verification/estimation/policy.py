@@ -45,14 +45,14 @@ within as many steps as tokens are lacking (what has lasted so long is expected 
 
 @dataclass(frozen=True)
 class Block:
-    """One step's drafts. `[rows, k]` is padded to the deepest row of the step, `[rows, K]` to the deepest possible."""
+    """One step's drafts, `[rows, K]` padded to the deepest possible row."""
 
     counts: NDArray[np.int64]
     """`[rows]` int64, drafts of each row, at most K."""
     log_odds: NDArray[np.float32]
-    """`[rows, k]`, as the drafter sent them, clean."""
+    """`[rows, K]`, as the drafter sent them, clean."""
     survival: NDArray[np.float32]
-    """`[rows, k]`, of this block; may only rank, unless the block is settled."""
+    """`[rows, K]`, of this block; may only rank, unless the block is settled."""
     looked_up: NDArray[np.bool_]
     """`[rows]` bool: rows whose drafts cost no drafting; known before the block was drafted, as all that follows."""
     followed: NDArray[np.bool_]
@@ -207,7 +207,7 @@ class Adaptive:
             return 0
         step_ms = self._verify_ms(block, block.base_tokens + all_limits - most + np.arange(most + 1))
         step_ms += self._drafting_ms(block, limits)
-        return best_budget(survivals[:, : limits.max()], competing, block.sampling_rows, step_ms)
+        return best_budget(survivals, competing, block.sampling_rows, step_ms)
 
     def _verify_ms(self, block: Block, tokens: NDArray[Any]) -> NDArray[np.float64]:
         """Of increasing numbers of tokens, without what the step's prompt tokens take.

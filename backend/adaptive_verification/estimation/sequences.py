@@ -23,9 +23,10 @@ class SequenceMemory:
     Args:
         capacity: sequences remembered at most; also the most rows of one step.
         num_positions: K.
+        num_shared: m, numbers of a draft that the fit predicts from.
     """
 
-    def __init__(self, capacity: int, num_positions: int) -> None:
+    def __init__(self, capacity: int, num_positions: int, num_shared: int = 1) -> None:
         self._slot_of: OrderedDict[int, int] = OrderedDict()  # least recently used first
         self._free = list(range(capacity - 1, -1, -1))
         self.capacity = capacity
@@ -43,12 +44,15 @@ class SequenceMemory:
         self.exploring = np.zeros(capacity, dtype=bool)
         """Whether the next block keeps all its drafts."""
         self.log_odds = np.zeros((capacity, num_positions), dtype=np.float32)
-        """Of the last block, as the next four."""
+        """Of the last block, as the next five."""
         self.has_draft_features = np.zeros(capacity, dtype=bool)
         self.draft_features = np.zeros((capacity, num_positions, len(DRAFT_FEATURES)), dtype=np.float32)
         """Only where it has them."""
+        self.design = np.zeros((capacity, num_positions, num_shared), dtype=np.float32)
+        """What the fit predicted from."""
         self.prediction = np.zeros((capacity, num_positions), dtype=np.float32)
-        self.history = np.zeros(capacity, dtype=np.float32)
+        self.unaided_prediction = np.zeros((capacity, num_positions), dtype=np.float32)
+        """Without the sequence's history."""
         self.survival = np.zeros((capacity, num_positions), dtype=np.float32)
         """Of the last block that a model drafted, or could have."""
         self.residual_sum = np.zeros(capacity, dtype=np.float32)

@@ -110,7 +110,7 @@ class EstimatorStage:
         self._expectation = Expectation(
             num_positions, None if guess is None else by_position(guess.mean_acceptance, num_positions)
         )
-        self._memory = SequenceMemory(settings.max_sequences, num_positions)
+        self._memory = SequenceMemory(settings.max_sequences, num_positions, self.fit.num_shared)
         self._deepest_asked = 0
         self._last_start: float | None = None
         self._last_estimate_ms = 0.0
@@ -222,7 +222,7 @@ class EstimatorStage:
         accepted_count, match_length = accepted_count[rows], memory.match_length[slots[rows]]
         looked_up = match_length > 0
         self.counts.add(ACCEPTED, accepted_count, looked_up)
-        accepted, labelled = labels(accepted_count, admitted[rows])
+        accepted, labelled = labels(accepted_count, admitted[rows], self.settings.max_draft_tokens)
         self.lookup_rates.fold(match_length[looked_up], accepted[looked_up], labelled[looked_up])
         if np.count_nonzero(looked_up):
             rows, accepted, labelled = rows[~looked_up], accepted[~looked_up], labelled[~looked_up]
@@ -246,23 +246,24 @@ class EstimatorStage:
     def _fold_fitted(
         self, slots: NDArray[np.int64], accepted: NDArray[np.float32], labelled: NDArray[np.float32]
     ) -> None:
-        """Labels `[rows, k]`, 0 or 1, of drafts that the fit judges."""
-        memory, depth = self._memory, accepted.shape[1]
-        draft_features = (
-            None if self._feature.source is None else torch.from_numpy(memory.draft_features[slots, :depth])
-        )
-        feature = self._feature(torch.from_numpy(memory.log_odds[slots, :depth]), draft_features)
-        design = torch.from_numpy(self._design(feature.numpy(), memory.history[slots]))
+        """Labels `[rows, K]`, 0 or 1, of drafts that the fit judges."""
+        memory = self._memory
         if self.uses_history:
-            unaided = self.fit.predict(feature.unsqueeze(-1)).numpy()
+            unaided = memory.unaided_prediction.take(slots, 0)
             residual, information = history_increments(unaided, accepted, labelled)
             memory.residual_sum[slots] += residual
             memory.information_sum[slots] += information
-        self.calibration.update(memory.prediction[slots, :depth], accepted, labelled)
-        if self.is_fitted and self.fit.fold(design, torch.from_numpy(accepted), torch.from_numpy(labelled)):
-            self._keep_refit()
+        self.calibration.update(memory.prediction.take(slots, 0), accepted, labelled)
+        if self.is_fitted:
+            design = torch.from_numpy(memory.design.take(slots, 0))
+            if self.fit.fold(design, torch.from_numpy(accepted), torch.from_numpy(labelled)):
+                self._after_refit()
 
-    def _keep_refit(self) -> None:
+    def _after_refit(self) -> None:
+        if self.uses_history:  # what awaits its labels is compared with the fit that they find
+            unaided = self._memory.design.copy()
+            unaided[..., 1] = 0.0
+            self._memory.unaided_prediction[:] = self.fit.predict(torch.from_numpy(unaided)).numpy()
         if self._recorder is not None:
             self._recorder.add_refit(self.fit)
         if self._file is not None:
@@ -283,24 +284,22 @@ class EstimatorStage:
         Whether a row was looked up, with which match and how many drafts, follows from its confirmed tokens. So that
         row's own survival and count were known before its block, and are what it is expected to have.
         """
-        memory, slots, looked_up, depth = self._memory, rows.slots, rows.looked_up, rows.depth
-        deepest_asked = min(int(rows.asked.max(initial=0)), self.settings.max_draft_tokens)
+        memory, slots, looked_up = self._memory, rows.slots, rows.looked_up
+        num_positions = self.settings.max_draft_tokens
+        deepest_asked = min(int(rows.asked.max(initial=0)), num_positions)
         self._deepest_asked = max(self._deepest_asked, deepest_asked)
         decoding = self._decoding(rows)
         # tokens that the target must compute beside the drafts
         base_tokens = int(np.where(decoding, 1, rows.new_tokens)[rows.served].sum())
 
-        log_odds = clean(rows.padded(draft.draft_log_odds.numpy(), depth))  # [rows, k]
-        draft_features = self._draft_features(draft, rows, depth)
+        log_odds = clean(rows.padded(draft.draft_log_odds.numpy(), num_positions))  # [rows, K]
+        draft_features = self._draft_features(draft, rows)
         feature = self._feature(torch.from_numpy(log_odds), draft_features).numpy()
-        history = history_feature(memory.residual_sum[slots], memory.information_sum[slots])
-        design = self._design(feature, history)
-        predict = self.fit.predict if self.is_fitted else _unfitted
-        prediction = predict(torch.from_numpy(design)).numpy()
+        prediction = self._predict(feature, slots)
         any_looked_up = np.count_nonzero(looked_up) > 0
         if any_looked_up:
-            prediction[looked_up] = self.lookup_rates.predict(rows.match_length[looked_up], depth)
-        is_drafted = prefixes(rows.counts, depth)
+            prediction[looked_up] = self.lookup_rates.predict(rows.match_length[looked_up])
+        is_drafted = prefixes(rows.counts, num_positions)
         whole_survival = survival(self._expectation.whole_block(prediction, is_drafted))
         expected_survival = memory.survival[slots]
         if any_looked_up:
@@ -308,12 +307,11 @@ class EstimatorStage:
             is_drafted[looked_up] = False  # as far as the expectation of modelled drafts goes
         self._expectation.add(prediction, is_drafted, whole_survival)
 
-        memory.log_odds[slots, :depth] = log_odds
+        memory.log_odds[slots] = log_odds
         memory.has_draft_features[slots] = draft_features is not None
         if draft_features is not None:
-            memory.draft_features[slots, :depth] = draft_features.numpy()
-        memory.prediction[slots, :depth] = prediction
-        memory.history[slots] = history
+            memory.draft_features[slots] = draft_features.numpy()
+        memory.prediction[slots] = prediction
         memory.survival[slots[~looked_up]] = whole_survival[~looked_up]
         modelled = (rows.counts > 0) & ~looked_up
         memory.modelled_tokens[slots[modelled]] = rows.confirmed_tokens[modelled]
@@ -321,7 +319,7 @@ class EstimatorStage:
         return Block(
             counts=rows.counts,
             log_odds=log_odds,
-            survival=whole_survival[:, :depth],
+            survival=whole_survival,
             looked_up=looked_up,
             followed=memory.followed[slots],
             limits=rows.limits if not self._needs_states else np.where(decoding | looked_up, rows.limits, 0),
@@ -337,12 +335,12 @@ class EstimatorStage:
             cold=self.is_fitted and self.fit.refits < self._refits_until_warm,
         )
 
-    def _draft_features(self, draft: Draft, rows: StepRows, depth: int) -> Tensor | None:
-        """`[rows, k, 3]`, clean; None where the drafter sends none."""
+    def _draft_features(self, draft: Draft, rows: StepRows) -> Tensor | None:
+        """`[rows, K, 3]`, clean; None where the drafter sends none."""
         if draft.draft_features.numel() == 0 and self._feature.source is None:
             return None
         sent = draft.draft_features.numpy().reshape(-1, len(DRAFT_FEATURES))
-        return torch.from_numpy(clean(rows.padded(sent, depth)))
+        return torch.from_numpy(clean(rows.padded(sent, self.settings.max_draft_tokens)))
 
     def _decoding(self, rows: StepRows) -> NDArray[np.bool_]:
         """`[rows]`: those that go on with what the last step gave, of which the target has computed all but one."""
@@ -350,13 +348,22 @@ class EstimatorStage:
         grown = rows.confirmed_tokens - memory.confirmed_tokens[slots]
         return memory.has_block[slots] & (grown >= 0) & (grown <= memory.admitted[slots] + 1)
 
-    def _design(self, feature: NDArray[np.float32], history: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`[rows, k, m]` for the fit, from the draft's feature `[rows, k]` and the sequence's history `[rows]`."""
-        design = np.empty((*feature.shape, self.fit.num_shared), dtype=np.float32)
+    def _predict(self, feature: NDArray[np.float32], slots: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Acceptance probabilities of drafts with this feature, both `[rows, K]`; remembers what they rest on."""
+        memory = self._memory
+        if not self.is_fitted:
+            return torch.sigmoid(torch.from_numpy(feature)).numpy()
+        if not self.uses_history:
+            design = feature[..., None]
+            memory.design[slots] = design
+            return self.fit.predict(torch.from_numpy(design)).numpy()
+        design = np.zeros((2, *feature.shape, 2), dtype=np.float32)  # with the sequence's history, and without
         design[..., 0] = feature
-        if self.uses_history:
-            design[..., 1] = history[:, None]
-        return design
+        design[0, :, :, 1] = history_feature(memory.residual_sum[slots], memory.information_sum[slots])[:, None]
+        prediction, unaided = self.fit.predict(torch.from_numpy(design)).numpy()
+        memory.design[slots] = design[0]
+        memory.unaided_prediction[slots] = unaided
+        return prediction
 
     def _fingerprint(self) -> dict[str, Any]:
         settings = self.settings
@@ -409,8 +416,3 @@ class EstimatorStage:
 def _initial(guess: FirstGuess, num_positions: int) -> dict[str, Any]:
     """`OnlineFit`'s arguments."""
     return {"initial_slope": guess.slope, "initial_intercept": by_position(guess.intercepts, num_positions)}
-
-
-def _unfitted(design: Tensor) -> Tensor:
-    """The draft's feature `[rows, k]` taken as the log-odds of acceptance; design `[rows, k, m]`."""
-    return torch.sigmoid(design[..., 0])

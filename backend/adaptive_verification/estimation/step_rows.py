@@ -46,8 +46,8 @@ class StepRows:
     """See `Block.settled`."""
 
     @classmethod
-    def of(cls, request: StepRequest, draft: Draft, slots: NDArray[np.int64], deepest: int) -> StepRows:
-        """The rows of a request, of which `deepest` drafts are looked at."""
+    def of(cls, request: StepRequest, draft: Draft, slots: NDArray[np.int64], num_positions: int) -> StepRows:
+        """The rows of a request, of which the first `num_positions` drafts are looked at."""
         columns = (
             *(request.context_length, request.token_count, request.draft_limit, request.model_draft_limit),
             *(request.acceptance, draft.draft_status, draft.drafted_count, draft.draft_match_length),
@@ -56,10 +56,10 @@ class StepRows:
         context_length, new_tokens, draft_limit, model_draft_limit, acceptance, status, drafted, match_length = together
         served = status == STATUS_OK
         asked = np.where(served, draft_limit, FILL_ONLY)
-        counts = np.minimum(drafted, deepest)
+        counts = np.minimum(drafted, num_positions)
         match_length = match_length * (drafted > 0)
         looked_up = match_length > 0
-        limits = np.maximum(np.minimum(np.minimum(asked, model_draft_limit), deepest), 0)
+        limits = np.maximum(np.minimum(np.minimum(asked, model_draft_limit), num_positions), 0)
         unsettled = (acceptance != COUPLED) & (draft_limit != FILL_ONLY)
         return cls(
             slots=slots,
@@ -77,26 +77,27 @@ class StepRows:
         )
 
     @property
-    def depth(self) -> int:
-        """Of the deepest row, made or possible."""
-        return int(max(self.counts.max(initial=0), self.limits.max(initial=0)))
-
-    @property
     def num_sampling(self) -> int:
         return int(np.count_nonzero(self.asked != FILL_ONLY))
 
-    def padded(self, values: NDArray[np.float32], depth: int) -> NDArray[np.float32]:
-        """The drafts' values, ragged `[drafts, ...]`, as `[rows, depth, ...]`; what a row lacks is arbitrary."""
+    def padded(self, values: NDArray[np.float32], num_positions: int) -> NDArray[np.float32]:
+        """The drafts' values, ragged `[drafts, ...]`, as `[rows, num_positions, ...]`; what rows lack is arbitrary."""
         if values.size == 0:
-            return np.zeros((self.drafted.size, depth, *values.shape[1:]), dtype=np.float32)
-        index = (self.drafted.cumsum() - self.drafted)[:, None] + np.arange(depth)
-        return values[index.clip(max=len(values) - 1)]
+            return np.zeros((self.drafted.size, num_positions, *values.shape[1:]), dtype=np.float32)
+        index = (self.drafted.cumsum() - self.drafted)[:, None] + np.arange(num_positions)
+        return values.take(index, 0, mode="clip")
 
 
 def labels(
-    accepted_count: NDArray[Any], admitted: NDArray[np.int64]
+    accepted_count: NDArray[Any], admitted: NDArray[np.int64], num_positions: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Of rows' admitted drafts `[rows, k]`: which the target accepted, and which it decided; 0 or 1."""
-    depth = int(admitted.max(initial=0))
+    """Of rows' drafts `[rows, num_positions]`: which the target accepted, and which it decided; 0 or 1.
+
+    Args:
+        accepted_count, admitted: `[rows]`.
+    """
     decided_count = np.minimum(accepted_count + 1, admitted)
-    return prefixes(accepted_count, depth).astype(np.float32), prefixes(decided_count, depth).astype(np.float32)
+    return (
+        prefixes(accepted_count, num_positions).astype(np.float32),
+        prefixes(decided_count, num_positions).astype(np.float32),
+    )

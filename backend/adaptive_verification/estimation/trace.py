@@ -151,7 +151,7 @@ class Replay:
     calibration: Calibration
     """Of the predictions as they would have been made: by the fit before a block's labels were folded in."""
     predictions: list[NDArray[np.float32]]
-    """These predictions, for each step `[rows, k]`, to its deepest admitted draft."""
+    """These predictions, for each step `[rows, K]`."""
 
 
 def replay(trace: Trace, constants: TraceConstants) -> Replay:
@@ -197,10 +197,9 @@ def replay_feature(trace: Trace, constants: TraceConstants, feature: Feature) ->
     calibration = Calibration(trace.num_positions)
     refits, predictions = [], []
     for folds, step in enumerate(trace.steps, start=1):
-        depth = int(step.admitted.max(initial=0))
-        log_odds = step.log_odds[:, :depth].clip(-constants.max_log_odds, constants.max_log_odds)
-        accepted, labelled = (labels[:, :depth].astype(np.float32) for labels in step.labels())
-        draft_features = None if step.draft_features is None else torch.from_numpy(step.draft_features[:, :depth])
+        log_odds = step.log_odds.clip(-constants.max_log_odds, constants.max_log_odds)
+        accepted, labelled = (labels.astype(np.float32) for labels in step.labels())
+        draft_features = None if step.draft_features is None else torch.from_numpy(step.draft_features)
         design = torch.zeros(*log_odds.shape, fit.num_shared)
         design[..., 0] = feature(torch.from_numpy(log_odds), draft_features)
         if not feature.fitted:

@@ -89,7 +89,7 @@ def add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="record a trace for `replay` from a running server",
         description="Asks the server that runs on the state directory for its estimator's evidence, waits for it, and "
         "writes it as a trace. Ctrl-C ends the recording and keeps what there is. Without a server it waits for one; "
-        "a trace that begins with a cold server replays to exactly that server's coefficients.",
+        "a trace that begins with a cold server replays to that server's coefficients.",
     )
     parser.add_argument("trace", type=Path, metavar="TRACE.json")
     parser.add_argument("--steps", type=_steps, default=2000, metavar="N", help="decode steps to record (2000)")

@@ -23,7 +23,7 @@ def test_before_anything_was_drafted_everything_is_expected_to_survive() -> None
 def test_the_mean_follows_what_is_predicted_and_positions_not_drafted_keep_theirs() -> None:
     expectation = Expectation(3)
     for _ in range(500):
-        _add(expectation, [[0.6, 0.9], [0.8, 0.1]], [2, 1])
+        _add(expectation, [[0.6, 0.9, 0.5], [0.8, 0.1, 0.5]], [2, 1])
     np.testing.assert_allclose(expectation.mean_acceptance, [0.7, 0.9, 1.0], atol=0.01)
 
 
@@ -31,7 +31,7 @@ def test_a_block_is_completed_by_the_mean() -> None:
     expectation = Expectation(3)
     for _ in range(500):
         _add(expectation, [[0.5, 0.25, 0.75]], [3])
-    block = expectation.whole_block(np.array([[0.9, 0.1]], np.float32), np.array([[True, False]]))
+    block = expectation.whole_block(np.array([[0.9, 0.1, 0.2]], np.float32), np.array([[True, False, False]]))
     np.testing.assert_allclose(block, [[0.9, 0.25, 0.75]], atol=0.01)
 
 
@@ -40,7 +40,7 @@ def test_steps_without_drafts_change_nothing() -> None:
     _add(expectation, [[0.5, 0.5]], [2])
     before = (expectation.mean_acceptance.tolist(), expectation.recent_survival.tolist())
     _add(expectation, [[0.1, 0.1]], [0])
-    expectation.add(np.zeros((1, 0), np.float32), np.zeros((1, 0), bool), np.zeros((1, 2), np.float32))
+    expectation.add(np.zeros((0, 2), np.float32), np.zeros((0, 2), bool), np.zeros((0, 2), np.float32))
     assert (expectation.mean_acceptance.tolist(), expectation.recent_survival.tolist()) == before
 
 

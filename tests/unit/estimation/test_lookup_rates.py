@@ -18,7 +18,7 @@ PRIOR = PRIOR_ACCEPTED / (PRIOR_ACCEPTED + PRIOR_REJECTED)
 
 
 def fold(rates: LookupRates, match_length: list[int], accepted: list[list[int]], labelled: list[list[int]]) -> None:
-    shape = (len(match_length), -1 if match_length else 0)
+    shape = (len(match_length), rates.predict(np.array([1])).shape[1])
     rates.fold(
         np.array(match_length, dtype=np.int64),
         np.array(accepted, dtype=np.float32).reshape(shape),
@@ -27,7 +27,7 @@ def fold(rates: LookupRates, match_length: list[int], accepted: list[list[int]],
 
 
 def test_before_anything_is_known_the_prior_is_predicted() -> None:
-    assert (LookupRates(3, 100).predict(np.array([1, 7, 500]), 3) == np.float32(PRIOR)).all()
+    assert (LookupRates(3, 100).predict(np.array([1, 7, 500])) == np.float32(PRIOR)).all()
 
 
 def test_a_prediction_is_the_beta_mean_of_the_labels_of_its_match_length_and_position() -> None:
@@ -35,7 +35,7 @@ def test_a_prediction_is_the_beta_mean_of_the_labels_of_its_match_length_and_pos
     rates, labels = LookupRates(4, 10_000), []
     for _ in range(50):
         match_length = random.integers(1, 40, 6)
-        accepted, labelled = random.integers(0, 2, (2, 6, 3))
+        accepted, labelled = random.integers(0, 2, (2, 6, 4))
         fold(rates, match_length.tolist(), accepted.tolist(), labelled.tolist())
         for row, position in zip(*labelled.nonzero(), strict=True):
             labels.append((match_length[row], position, accepted[row, position]))
@@ -44,7 +44,7 @@ def test_a_prediction_is_the_beta_mean_of_the_labels_of_its_match_length_and_pos
             outcomes = [y for length, place, y in labels if low <= length < high and place == position]
             expected = (sum(outcomes) + PRIOR_ACCEPTED) / (len(outcomes) + PRIOR_ACCEPTED + PRIOR_REJECTED)
             for length in (low, high - 1):
-                assert rates.predict(np.array([length]), 4)[0, position] == pytest.approx(expected)
+                assert rates.predict(np.array([length]))[0, position] == pytest.approx(expected)
 
 
 def test_counts_fade_after_each_interval_so_that_new_labels_outweigh_old_ones() -> None:
@@ -52,19 +52,19 @@ def test_counts_fade_after_each_interval_so_that_new_labels_outweigh_old_ones() 
     for _ in range(2):
         fold(rates, [5] * 10, [[1]] * 10, [[1]] * 10)
     faded = 20 * KEPT_PER_INTERVAL
-    assert rates.predict(np.array([5]), 1)[0, 0] == pytest.approx((faded + 3) / (faded + 4))
+    assert rates.predict(np.array([5]))[0, 0] == pytest.approx((faded + 3) / (faded + 4))
     for _ in range(100):
         fold(rates, [5], [[0]], [[1]])
-    assert rates.predict(np.array([5]), 1)[0, 0] < 0.25
+    assert rates.predict(np.array([5]))[0, 0] < 0.25
 
 
 def test_what_is_no_longer_seen_returns_to_the_prior() -> None:
     rates = LookupRates(1, 1)
     fold(rates, [5] * 100, [[0]] * 100, [[1]] * 100)
-    assert rates.predict(np.array([5]), 1)[0, 0] < 0.1
+    assert rates.predict(np.array([5]))[0, 0] < 0.1
     for _ in range(200):
         fold(rates, [], [], [])
-    assert rates.predict(np.array([5]), 1)[0, 0] == pytest.approx(PRIOR)
+    assert rates.predict(np.array([5]))[0, 0] == pytest.approx(PRIOR)
 
 
 def test_a_restored_state_goes_on_as_the_one_that_was_kept() -> None:

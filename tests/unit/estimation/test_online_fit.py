@@ -136,10 +136,10 @@ def test_steps_without_labels_count_but_change_nothing() -> None:
     fit = OnlineFit(3, refit_interval=4)
     nothing = torch.zeros(0, 3, dtype=torch.bool)
     assert not fit.fold(torch.zeros(0, 3, 1), nothing, nothing)
-    assert not fit.fold(torch.zeros(5, 0, 1), torch.zeros(5, 0, dtype=torch.bool), torch.zeros(5, 0, dtype=torch.bool))
-    unlabelled = torch.zeros(5, 2, dtype=torch.bool)
-    assert not fit.fold(torch.ones(5, 2, 1), unlabelled, unlabelled)
-    assert fit.fold(torch.ones(5, 2, 1), unlabelled, unlabelled)
+    unlabelled = torch.zeros(5, 3, dtype=torch.bool)
+    assert not fit.fold(torch.ones(5, 3, 1), unlabelled, unlabelled)
+    assert not fit.fold(torch.ones(5, 3, 1), unlabelled, unlabelled)
+    assert fit.fold(torch.ones(5, 3, 1), unlabelled, unlabelled)
     assert fit.shared.tolist() == [0.5]
     torch.testing.assert_close(fit.intercepts, torch.full((3,), -0.2))
 

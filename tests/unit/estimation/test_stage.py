@@ -379,7 +379,7 @@ def test_looked_up_drafts_are_predicted_from_what_became_of_earlier_ones_and_tea
         )
         accepted = [0, 3]
         confirmed = [confirmed[0] + 1, confirmed[1] + 4]
-    short, long = stage.lookup_rates.predict(np.array([4, 16]), 3)
+    short, long = stage.lookup_rates.predict(np.array([4, 16]))[:, :3]
     assert short[0] < 0.3 < 0.9 < long.min()
     assert short[1] == pytest.approx(0.75)  # never decided
     assert stage.fit.shared.tolist() == untaught.fit.shared.tolist()
@@ -421,7 +421,7 @@ def test_the_budget_of_a_looked_up_block_rests_on_its_own_match() -> None:
     stage = _stage(CURVES)
     ids, limits = list(range(8)), [4] * 8
     for _ in range(30):
-        labels = np.zeros((8, 4), np.float32)
+        labels = np.zeros((8, 16), np.float32)
         stage.lookup_rates.fold(np.full(8, 4), labels, 1 - labels)
         stage.lookup_rates.fold(np.full(8, 32), 1 - labels, 1 - labels)
     stage.step(make_request(ids, [5] * 8, limits=limits), make_draft([[-8.0] * 4] * 8))
