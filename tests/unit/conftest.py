@@ -1,11 +1,15 @@
-"""What every unit test leaves as it was."""
+"""What every unit test leaves as it was, and that no single one is timed."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("any-machine", deadline=None)
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ Pure functions of tensors, so that their losslessness can be enumerated. It rest
 Survival never rises along a row, so the best slots always form prefixes, and walking through them in order is the same
 as revealing one draft after another, deciding about each before it is seen.
 
-Shapes: `[rows, K]` padded; a row's first `count` positions exist. Host arrays, float32 or float64: they are small, and
-many little operations cost less there.
+Shapes: `[rows, K]` padded; a row's first `count` positions exist. Host arrays, float32 or float64: they are small.
 """
 
 from __future__ import annotations
@@ -21,36 +20,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_verification.estimation.prefixes import prefixes
+from adaptive_verification.compiled import compiled
 
 
+@compiled
 def survival(acceptance: NDArray[Any]) -> NDArray[Any]:
     """Probability that a draft and all before it in its row are accepted, `[rows, K]` from acceptance `[rows, K]`.
 
     Factors are at most 1, so rounding cannot make it rise along a row.
     """
-    return np.minimum(np.maximum(acceptance, 0.0), 1.0).cumprod(1)
+    survivals = np.empty_like(acceptance)
+    rows, num_positions = acceptance.shape
+    for row in range(rows):
+        product = 1.0
+        for position in range(num_positions):
+            product *= min(max(acceptance[row, position], 0.0), 1.0)
+            survivals[row, position] = product
+    return survivals
 
 
-def best_slots(survivals: NDArray[Any], counts: NDArray[Any] | None) -> NDArray[np.intp]:
-    """The slots that exist, best first; equal ones shallow first, then by row.
-
-    Args:
-        survivals: `[rows, K]`.
-        counts: `[rows]`, at most K; None: all slots exist.
-
-    Returns:
-        `position * rows + row` of each slot, `[sum of counts]`.
-    """
-    by_position = -survivals.T.ravel()  # shallow first, then by row
-    if counts is None:
-        return by_position.argsort(kind="stable")
-    (slots,) = prefixes(counts, survivals.shape[1]).T.ravel().nonzero()
-    return slots[by_position[slots].argsort(kind="stable")]
-
-
+@compiled
 def admit(survivals: NDArray[Any], counts: NDArray[Any], budget: int) -> NDArray[np.int64]:
-    """Admitted drafts of each row: how many of the `budget` best slots are its own.
+    """Admitted drafts of each row: how many of the `budget` best slots are its own (of equal ones see rule 3).
 
     Args:
         survivals: `[rows, K]`, never rising along a row.
@@ -60,10 +51,28 @@ def admit(survivals: NDArray[Any], counts: NDArray[Any], budget: int) -> NDArray
     Returns:
         `[rows]` int64, at most `counts`.
     """
-    rows = len(counts)
-    return np.bincount(best_slots(survivals, counts)[:budget] % max(rows, 1), minlength=rows)
+    rows, num_positions = survivals.shape
+    admitted = np.zeros(rows, np.int64)
+    existing = _existing(survivals, counts)
+    if budget >= len(existing):
+        return counts.copy()
+    if budget <= 0:
+        return admitted
+    worst = np.sort(existing)[-budget]  # of those to admit
+    left = budget
+    for row in range(rows):
+        while admitted[row] < counts[row] and survivals[row, admitted[row]] > worst:
+            admitted[row] += 1
+        left -= admitted[row]
+    for position in range(num_positions):
+        for row in range(rows):
+            if left > 0 and position < counts[row] and survivals[row, position] == worst:
+                admitted[row] += 1
+                left -= 1
+    return admitted
 
 
+@compiled
 def best_budget(survivals: NDArray[Any], counts: NDArray[Any], sampling_rows: int, step_ms: NDArray[np.float64]) -> int:
     """The number of drafts whose verification gives the most expected tokens per millisecond.
 
@@ -75,11 +84,23 @@ def best_budget(survivals: NDArray[Any], counts: NDArray[Any], sampling_rows: in
         sampling_rows: rows that get a token in any case.
         step_ms: `[1 + sum of counts]`, cost of the whole step that verifies 0, 1, 2, ... drafts.
     """
-    competing = survivals[prefixes(counts, survivals.shape[1])]
-    competing.sort()
-    tokens = np.empty(len(step_ms))
-    tokens[0] = 0.0
-    np.cumsum(competing[::-1], out=tokens[1:])  # which of equal ones comes first is no matter here
-    tokens += sampling_rows
-    tokens /= step_ms
-    return int(tokens.argmax())
+    best_first = np.sort(_existing(survivals, counts))[::-1]  # which of equal ones comes first is no matter here
+    tokens = float(sampling_rows)
+    budget, best_rate = 0, tokens / step_ms[0]
+    for slot, expected in enumerate(best_first):
+        tokens += expected
+        if tokens / step_ms[slot + 1] > best_rate:
+            budget, best_rate = slot + 1, tokens / step_ms[slot + 1]
+    return budget
+
+
+@compiled
+def _existing(survivals: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
+    """The survivals of all slots that exist, row by row."""
+    existing = np.empty(counts.sum(), survivals.dtype)
+    filled = 0
+    for row in range(len(counts)):
+        for position in range(counts[row]):
+            existing[filled] = survivals[row, position]
+            filled += 1
+    return existing

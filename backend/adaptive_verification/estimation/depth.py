@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adaptive_verification.estimation.budget import best_slots
+from adaptive_verification.compiled import compiled
 
 
 def best_depth(
@@ -38,15 +38,30 @@ def best_depth(
     Returns:
         0 to K. 0 is a normal answer; so is, of equally good depths, the smallest.
     """
-    sample, deepest = survivals.shape
-    slots = best_slots(survivals, None)
-    drafted = slots // sample < np.arange(1, deepest + 1)[:, None]  # [K, M * K]: the best slots there when so deep
-    certain = rows + other_tokens
-    rates = (survivals.T.ravel()[slots] * drafted).cumsum(1)  # in place from here: expected tokens, per millisecond
-    rates *= rows / sample
-    rates += certain
-    step_ms = verify_ms[drafted.cumsum(1)]
-    step_ms += np.asarray(draft_ms[1:])[:, None]
-    rates /= step_ms
-    best_rates = rates.max(1, initial=0.0)  # [K], over the budget
-    return int(np.concatenate([[certain / (verify_ms[0] + draft_ms[0])], best_rates]).argmax())
+    by_position = survivals.T.ravel()
+    best_first = (-by_position).argsort(kind="stable")
+    return int(_best_depth(by_position, best_first, len(survivals), rows, verify_ms, np.array(draft_ms), other_tokens))
+
+
+@compiled
+def _best_depth(
+    by_position: NDArray[Any],
+    best_first: NDArray[np.intp],
+    sample: int,
+    rows: int,
+    verify_ms: NDArray[np.float64],
+    draft_ms: NDArray[np.float64],
+    other_tokens: float,
+) -> int:
+    """As `best_depth`, from survivals `[K * M]` and the places in them."""
+    best, best_rate = 0, (rows + other_tokens) / (verify_ms[0] + draft_ms[0])
+    for depth in range(1, len(draft_ms)):
+        budget, tokens = 0, rows + other_tokens
+        for place in best_first:
+            if place < depth * sample:  # drafted when so deep
+                budget += 1
+                tokens += by_position[place] * rows / sample
+                rate = tokens / (verify_ms[budget] + draft_ms[depth])
+                if rate > best_rate:
+                    best, best_rate = depth, rate
+    return best

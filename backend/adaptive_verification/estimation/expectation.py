@@ -16,10 +16,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_verification.compiled import compiled
+
 SAMPLE_SIZE = 64
 """Recent blocks that the depth plan looks at, whatever the number of rows."""
 _KEEP_PER_STEP = 0.98
 """The running mean's memory: the last 50 steps or so."""
+
+
+@compiled
+def _whole_block(
+    acceptance: NDArray[np.float32], counts: NDArray[np.int64], mean_acceptance: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    block = np.empty_like(acceptance)
+    rows, num_positions = block.shape
+    for row in range(rows):
+        for position in range(num_positions):
+            is_drafted = position < counts[row]
+            block[row, position] = acceptance[row, position] if is_drafted else mean_acceptance[position]
+    return block
+
+
+@compiled
+def _add(
+    sums: NDArray[np.float32],
+    recent_survival: NDArray[np.float32],
+    oldest: int,
+    acceptance: NDArray[np.float32],
+    counts: NDArray[np.int64],
+    whole_survival: NDArray[np.float32],
+) -> int:
+    """Brings sums and sample up to date; how many blocks the sample took up."""
+    num_positions = sums.shape[1]
+    (blocks,) = (counts > 0).nonzero()
+    for position in range(num_positions):
+        drafts, expected = 0, 0.0
+        for row in blocks:
+            if position < counts[row]:
+                drafts += 1
+                expected += acceptance[row, position]
+        if drafts:
+            sums[0, position] = sums[0, position] * _KEEP_PER_STEP + expected
+            sums[1, position] = sums[1, position] * _KEEP_PER_STEP + drafts
+    taken_up = min(SAMPLE_SIZE, len(blocks))
+    for place in range(oldest, oldest + taken_up):
+        for position in range(num_positions):  # rows take turns
+            recent_survival[place % SAMPLE_SIZE, position] = whole_survival[blocks[place % len(blocks)], position]
+    return taken_up
 
 
 class Expectation:
@@ -51,31 +94,25 @@ class Expectation:
         return self.mean_acceptance.cumprod()
 
     def add(
-        self, acceptance: NDArray[np.float32], drafted: NDArray[np.bool_], whole_survival: NDArray[np.float32]
+        self, acceptance: NDArray[np.float32], counts: NDArray[np.int64], whole_survival: NDArray[np.float32]
     ) -> None:
-        """Counts one step's predictions where drafted (the first so many of a row), and their whole blocks' survivals.
+        """Counts one step's blocks.
 
-        All `[rows, K]`.
+        Args:
+            acceptance: `[rows, K]`, as predicted.
+            counts: `[rows]`, how many of them are drafts.
+            whole_survival: `[rows, K]`.
         """
-        weight = drafted.astype(np.float32)
-        one = np.ones(len(weight), dtype=np.float32)
-        drafts = one @ weight  # sums over the rows, in half the time of `sum(0)`
-        depth = np.count_nonzero(drafts)
-        if depth == 0:
-            return
-        sums = self._sums[:, :depth]
-        sums *= np.float32(_KEEP_PER_STEP)
-        weight *= acceptance
-        sums[0] += (one @ weight)[:depth]
-        sums[1] += drafts[:depth]
-        (blocks,) = drafted[:, 0].nonzero()
-        newest = self._oldest + np.arange(min(SAMPLE_SIZE, blocks.size))
-        self.recent_survival[newest % SAMPLE_SIZE] = whole_survival[blocks[newest % blocks.size]]  # rows take turns
-        self._oldest += newest.size
+        self._oldest += _add(self._sums, self.recent_survival, self._oldest, acceptance, counts, whole_survival)
 
-    def whole_block(self, acceptance: NDArray[np.float32], drafted: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Acceptance of a block, the mean where nothing was drafted; all `[rows, K]`."""
-        return np.where(drafted, acceptance, self.mean_acceptance)
+    def whole_block(self, acceptance: NDArray[np.float32], counts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Acceptance of blocks `[rows, K]` that go on, behind their drafts, with the mean.
+
+        Args:
+            acceptance: `[rows, K]`, as predicted.
+            counts: `[rows]`, how many of them are drafts.
+        """
+        return _whole_block(acceptance, counts, self.mean_acceptance)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self._sums.tolist()}

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from adaptive_verification.compiled import compiled
+
 BURST_STEPS = 8
 """Exploration goes on for so many steps once it has begun."""
 ROWS_PER_EXPLORING_ROW = 8
@@ -25,6 +27,21 @@ NEAR_TOKENS = 16
 UNKNOWN_BACKLOG = -1
 
 
+class ExplorationCost:
+    """Milliseconds, of this step and those like it.
+
+    Args:
+        planned_ms: the step's time without exploration.
+        row_ms: what it costs that one row explores, by the tokens that its model lacks.
+    """
+
+    def __init__(self, planned_ms: float, row_ms: Callable[[int], float]) -> None:
+        self.planned_ms = planned_ms
+        self.row_ms = row_ms
+        self.further_ms = row_ms(0)
+        """Of a row that lacks nothing."""
+
+
 class Exploration:
     """The account."""
 
@@ -33,32 +50,28 @@ class Exploration:
         self._steps_without = 0
         self._is_under_way = False
 
-    def rows(
-        self, step: int, backlog: NDArray[np.int64], planned_ms: float, share: float, row_ms: Callable[[int], float]
-    ) -> list[int]:
+    def rows(self, step: int, backlog: NDArray[np.int64], share: float, cost: ExplorationCost) -> list[int]:
         """Rows that explore in a step.
 
         Args:
             step: counts the steps.
             backlog: `[rows]`, confirmed tokens that each row's model has not computed; UNKNOWN_BACKLOG: of a row that
                 cannot explore.
-            planned_ms: the step's time without exploration.
             share: of the time that goes into exploration; 0: none.
-            row_ms: what it costs that one row explores, by the tokens that its model lacks.
+            cost: of this step and of exploring.
         """
         if share <= 0:
             return []
-        self._saved_ms += share * planned_ms
+        self._saved_ms += share * cost.planned_ms
         self._steps_without += 1
-        further_ms = row_ms(0)
-        if self._saved_ms < further_ms and self._steps_without < MOST_STEPS_BETWEEN:
+        if self._saved_ms < cost.further_ms and self._steps_without < MOST_STEPS_BETWEEN:
             self._is_under_way = False
             return []
         near, lacking_tokens = _nearest(backlog)
         if len(near) == 0:
             return []
-        first_ms = row_ms(lacking_tokens)
-        burst_ms = first_ms + (BURST_STEPS - 1) * further_ms
+        first_ms = cost.row_ms(lacking_tokens)
+        burst_ms = first_ms + (BURST_STEPS - 1) * cost.further_ms
         most_rows = max(1, len(near) // ROWS_PER_EXPLORING_ROW)
         self._saved_ms = min(self._saved_ms, max(burst_ms, most_rows * first_ms))
         needed_ms = first_ms if self._is_under_way else burst_ms
@@ -71,10 +84,15 @@ class Exploration:
         return [int(near[(step * count + i) % len(near)]) for i in range(count)]
 
 
+@compiled
 def _nearest(backlog: NDArray[np.int64]) -> tuple[NDArray[np.intp], int]:
     """Rows whose model lacks the fewest tokens, and how many that is at most."""
-    known = backlog >= 0
-    if not known.any():
-        return np.empty(0, dtype=np.intp), 0
-    (near,) = (known & (backlog <= max(NEAR_TOKENS, backlog[known].min()))).nonzero()
-    return near, int(backlog[near].max())
+    nearest = -1
+    for tokens in backlog:
+        if tokens >= 0 and (nearest < 0 or tokens < nearest):
+            nearest = tokens
+    (near,) = ((backlog >= 0) & (backlog <= max(NEAR_TOKENS, nearest))).nonzero()
+    lacking_tokens = 0
+    for row in near:
+        lacking_tokens = max(lacking_tokens, backlog[row])
+    return near, lacking_tokens

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive_verification.compiled import compiled
 from adaptive_verification.errors import SettingsError
 
 MAX_LOG_ODDS = 40.0
@@ -64,11 +65,14 @@ def draft_features(logits: Tensor, drawn: Tensor) -> Tensor:
     return torch.stack([_negative_entropy(logits), _top_two_margin(logits), log_odds_of(logits, drawn)], -1)
 
 
+@compiled
 def clean(measured: NDArray[np.float32]) -> NDArray[np.float32]:
     """What a drafter sends, clamped; NaN becomes 0, which of log-odds says nothing either way."""
-    clamped = np.minimum(np.maximum(measured, -MAX_LOG_ODDS), MAX_LOG_ODDS)
-    clamped[np.isnan(clamped)] = 0.0
-    return clamped
+    cleaned = np.zeros_like(measured)
+    for place, value in np.ndenumerate(measured):
+        if not np.isnan(value):
+            cleaned[place] = min(max(value, -MAX_LOG_ODDS), MAX_LOG_ODDS)
+    return cleaned
 
 
 @dataclass(frozen=True)

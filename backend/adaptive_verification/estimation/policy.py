@@ -21,8 +21,7 @@ from adaptive_verification.errors import SettingsError
 from adaptive_verification.estimation.budget import admit, best_budget
 from adaptive_verification.estimation.cost_model import CostModel
 from adaptive_verification.estimation.depth import best_depth
-from adaptive_verification.estimation.exploration import Exploration
-from adaptive_verification.estimation.prefixes import prefixes
+from adaptive_verification.estimation.exploration import Exploration, ExplorationCost
 from adaptive_verification.settings import EstimatorSettings
 
 COLD_FACTOR = 4
@@ -30,7 +29,7 @@ COLD_FACTOR = 4
 pays, and then only exploration can correct it."""
 STEPS_BETWEEN_PLANS = 4
 """A depth is planned anew so often, and whenever the kind or number of rows changes: what else it rests on moves by a
-few percent a step, and planning would be a seventh of the whole stage's time."""
+few percent a step, and planning would be a tenth of the whole stage's time."""
 PROMPTS_LEARNING_RATE = 0.01
 """The mean number of a step's prompt tokens is that of the last hundred steps or so."""
 EXPLORED_BEYOND_PLAN = 2
@@ -136,7 +135,7 @@ class Threshold:
         self._deepest = deepest
 
     def decide(self, block: Block) -> Decision:
-        is_drafted = prefixes(block.counts, block.log_odds.shape[1])
+        is_drafted = np.arange(block.log_odds.shape[1]) < block.counts[:, None]
         confident = is_drafted & ((block.log_odds >= self._least_log_odds) | block.looked_up[:, None])
         return _same_for_all(block, confident.cumprod(1).sum(1), self._deepest)
 
@@ -151,6 +150,7 @@ class Adaptive:
         self._exploration = Exploration()
         self._planned_for: tuple[int, ...] = ()
         self._planned_depths = (0, 0)
+        self._planned_exploration = ExplorationCost(0.0, lambda lacking_tokens: 0.0)
         self._mean_prompt_tokens = 0.0
 
     def decide(self, block: Block) -> Decision:
@@ -160,17 +160,18 @@ class Adaptive:
         admitted = admit(block.survival, np.where(block.exploring, 0, block.counts), budget)
         admitted = np.where(block.exploring, block.counts, admitted)
         self._mean_prompt_tokens += PROMPTS_LEARNING_RATE * (block.prompt_tokens - self._mean_prompt_tokens)
-        depth, depth_of_all = self._plan(block, admitted)
-        explored_depth = min(depth + EXPLORED_BEYOND_PLAN, self._deepest)
+        depth, depth_of_all = self._plan(block, admitted, budget)
         next_limit = np.full_like(block.counts, self._as_limit(depth, block))
         explores = np.zeros_like(block.exploring)
-        rows = self._exploring_rows(block, budget, depth, explored_depth)
-        next_limit[rows] = self._as_limit(explored_depth, block)
+        share = self._exploration_share * (COLD_FACTOR if block.cold else 1)
+        rows = self._exploration.rows(block.step + 1, block.backlog, share, self._planned_exploration)
+        next_limit[rows] = self._as_limit(self._explored_depth(depth), block)
         explores[rows] = True
         return Decision(admitted, next_limit, explores, budget, depth, depth_of_all)
 
-    def _plan(self, block: Block, admitted: NDArray[np.int64]) -> tuple[int, int]:
-        """The depth of the next steps' rows, and if all were followed; may have been planned a few steps ago."""
+    def _plan(self, block: Block, admitted: NDArray[np.int64], budget: int) -> tuple[int, int]:
+        """The depth of the next steps' rows, and if all were followed; may have been planned a few steps ago, and with
+        it what exploring costs."""
         num_followed = np.count_nonzero(block.followed)
         deepest = block.recent_survival.shape[1]
         rows = (block.sampling_rows, num_followed, np.count_nonzero(block.looked_up), deepest)
@@ -179,23 +180,26 @@ class Adaptive:
             all_are = num_followed == len(block.followed)
             self._planned_depths = depth, depth if all_are else self._depth(block, admitted, block.looked_up)
             self._planned_for = rows
+            self._planned_exploration = self._exploration_cost(block, budget, depth)
         return self._planned_depths
 
     def _as_limit(self, depth: int, block: Block) -> int:
         """The full depth is no limit at all, so a caller that would draft deeper still shows it."""
         return depth if depth < block.recent_survival.shape[1] else self._deepest
 
-    def _exploring_rows(self, block: Block, budget: int, depth: int, explored_depth: int) -> list[int]:
-        costs, tokens = self._costs, block.base_tokens + budget
-        planned_ms = costs.verify_ms(tokens)
-        further_ms = costs.verify_ms(tokens + explored_depth) - planned_ms - costs.draft_ms(1, 1, depth)
+    def _explored_depth(self, depth: int) -> int:
+        return min(depth + EXPLORED_BEYOND_PLAN, self._deepest)
+
+    def _exploration_cost(self, block: Block, budget: int, depth: int) -> ExplorationCost:
+        costs, tokens, explored_depth = self._costs, block.base_tokens + budget, self._explored_depth(depth)
+        verify_ms = costs.verify_ms(tokens)
+        further_ms = costs.verify_ms(tokens + explored_depth) - verify_ms - costs.draft_ms(1, 1, depth)
 
         def row_ms(lacking_tokens: int) -> float:
             return further_ms + costs.draft_ms(1 + lacking_tokens, 1, explored_depth)
 
-        planned_ms += costs.draft_ms(block.base_tokens, max(1, block.sampling_rows), depth)
-        share = self._exploration_share * (COLD_FACTOR if block.cold else 1)
-        return self._exploration.rows(block.step + 1, block.backlog, planned_ms, share, row_ms)
+        draft_ms = costs.draft_ms(block.base_tokens, max(1, block.sampling_rows), depth)
+        return ExplorationCost(verify_ms + draft_ms, row_ms)
 
     def _budget(self, block: Block) -> int:
         # the block's own scores say more, but where tokens are drawn they would bias what is drawn
@@ -243,7 +247,7 @@ class Adaptive:
         others_tokens, others_expected = others, float(others)
         if others:
             others_tokens += int(admitted[looked_up].sum())
-            is_admitted = prefixes(admitted[looked_up], block.survival.shape[1])
+            is_admitted = np.arange(block.survival.shape[1]) < admitted[looked_up, None]
             others_expected += float(block.survival[looked_up].sum(where=is_admitted))
         drafts = np.arange(sample * deepest + 1) * (rows / sample)
         verify_ms = self._verify_ms(block, base_tokens + others_tokens + drafts)

@@ -33,7 +33,11 @@ from adaptive_verification.estimation.budget import survival
 from adaptive_verification.estimation.calibration import Calibration
 from adaptive_verification.estimation.cost_model import CostCurve, CostModel, read_curves
 from adaptive_verification.estimation.draft_counts import ACCEPTED, ADMITTED, DRAFTED, DraftCounts
-from adaptive_verification.estimation.evidence import history_feature, history_increments
+from adaptive_verification.estimation.evidence import (
+    history_feature,
+    history_increments,
+    with_and_without_history,
+)
 from adaptive_verification.estimation.expectation import Expectation
 from adaptive_verification.estimation.exploration import UNKNOWN_BACKLOG
 from adaptive_verification.estimation.features import DRAFT_FEATURES, clean, serving_feature
@@ -42,7 +46,6 @@ from adaptive_verification.estimation.following import newly_followed
 from adaptive_verification.estimation.lookup_rates import LookupRates
 from adaptive_verification.estimation.online_fit import OnlineFit
 from adaptive_verification.estimation.policy import Block, Decision, make_policy
-from adaptive_verification.estimation.prefixes import prefixes
 from adaptive_verification.estimation.recording import Recorder
 from adaptive_verification.estimation.sequences import SequenceMemory
 from adaptive_verification.estimation.state import StateFile
@@ -292,20 +295,20 @@ class EstimatorStage:
         # tokens that the target must compute beside the drafts
         base_tokens = int(np.where(decoding, 1, rows.new_tokens)[rows.served].sum())
 
-        log_odds = clean(rows.padded(draft.draft_log_odds.numpy(), num_positions))  # [rows, K]
+        log_odds = clean(rows.padded(draft.draft_log_odds.numpy()[:, None], num_positions)[..., 0])  # [rows, K]
         draft_features = self._draft_features(draft, rows)
         feature = self._feature(torch.from_numpy(log_odds), draft_features).numpy()
         prediction = self._predict(feature, slots)
         any_looked_up = np.count_nonzero(looked_up) > 0
         if any_looked_up:
             prediction[looked_up] = self.lookup_rates.predict(rows.match_length[looked_up])
-        is_drafted = prefixes(rows.counts, num_positions)
-        whole_survival = survival(self._expectation.whole_block(prediction, is_drafted))
-        expected_survival = memory.survival[slots]
+        whole_survival = survival(self._expectation.whole_block(prediction, rows.counts))
+        expected_survival = memory.survival.take(slots, 0)
+        modelled_counts = rows.counts
         if any_looked_up:
             expected_survival[looked_up] = whole_survival[looked_up]
-            is_drafted[looked_up] = False  # as far as the expectation of modelled drafts goes
-        self._expectation.add(prediction, is_drafted, whole_survival)
+            modelled_counts = np.where(looked_up, 0, rows.counts)
+        self._expectation.add(prediction, modelled_counts, whole_survival)
 
         memory.log_odds[slots] = log_odds
         memory.has_draft_features[slots] = draft_features is not None
@@ -313,7 +316,7 @@ class EstimatorStage:
             memory.draft_features[slots] = draft_features.numpy()
         memory.prediction[slots] = prediction
         memory.survival[slots[~looked_up]] = whole_survival[~looked_up]
-        modelled = (rows.counts > 0) & ~looked_up
+        modelled = modelled_counts > 0
         memory.modelled_tokens[slots[modelled]] = rows.confirmed_tokens[modelled]
         backlog = rows.confirmed_tokens - memory.modelled_tokens[slots]
         return Block(
@@ -357,9 +360,8 @@ class EstimatorStage:
             design = feature[..., None]
             memory.design[slots] = design
             return self.fit.predict(torch.from_numpy(design)).numpy()
-        design = np.zeros((2, *feature.shape, 2), dtype=np.float32)  # with the sequence's history, and without
-        design[..., 0] = feature
-        design[0, :, :, 1] = history_feature(memory.residual_sum[slots], memory.information_sum[slots])[:, None]
+        history = history_feature(memory.residual_sum[slots], memory.information_sum[slots])
+        design = with_and_without_history(feature, history)
         prediction, unaided = self.fit.predict(torch.from_numpy(design)).numpy()
         memory.design[slots] = design[0]
         memory.unaided_prediction[slots] = unaided

@@ -7,28 +7,25 @@ that matters, `limits` says what it could have made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from adaptive_verification.compiled import compiled
 from adaptive_verification.contract.messages import COUPLED, FILL_ONLY, STATUS_OK, Draft, StepRequest
-from adaptive_verification.estimation.prefixes import prefixes
 
 
-@dataclass(frozen=True)
-class StepRows:
+class StepRows(NamedTuple):
     """All `[rows]`; int64 but for the masks."""
 
     slots: NDArray[np.int64]
     """Of the sequences in the estimator's memory."""
     confirmed_tokens: NDArray[np.int64]
-    new_tokens: NDArray[np.int64]
-    """How many of the confirmed ones this step brings."""
     begins: NDArray[np.bool_]
     """Rows that are sent from their first token on."""
+    new_tokens: NDArray[np.int64]
+    """How many of the confirmed ones this step brings."""
     served: NDArray[np.bool_]
     """Rows that the drafter could place; the others get no output."""
     asked: NDArray[np.int64]
@@ -42,52 +39,33 @@ class StepRows:
     looked_up: NDArray[np.bool_]
     limits: NDArray[np.int64]
     """Drafts that the row could have had: those allowed to a model, or those that were looked up."""
+    num_sampling: int
+    """Rows that a token is sampled for."""
     settled: bool
     """See `Block.settled`."""
 
     @classmethod
     def of(cls, request: StepRequest, draft: Draft, slots: NDArray[np.int64], num_positions: int) -> StepRows:
         """The rows of a request, of which the first `num_positions` drafts are looked at."""
-        columns = (
-            *(request.context_length, request.token_count, request.draft_limit, request.model_draft_limit),
-            *(request.acceptance, draft.draft_status, draft.drafted_count, draft.draft_match_length),
+        fields = _step_rows(
+            request.context_length.numpy(),
+            request.token_count.numpy(),
+            request.draft_limit.numpy(),
+            request.model_draft_limit.numpy(),
+            request.acceptance.numpy(),
+            draft.draft_status.numpy(),
+            draft.drafted_count.numpy(),
+            draft.draft_match_length.numpy(),
+            num_positions,
         )
-        together = torch.stack(columns).numpy().astype(np.int64)  # one conversion, and one type from here on
-        context_length, new_tokens, draft_limit, model_draft_limit, acceptance, status, drafted, match_length = together
-        served = status == STATUS_OK
-        asked = np.where(served, draft_limit, FILL_ONLY)
-        counts = np.minimum(drafted, num_positions)
-        match_length = match_length * (drafted > 0)
-        looked_up = match_length > 0
-        limits = np.maximum(np.minimum(np.minimum(asked, model_draft_limit), num_positions), 0)
-        unsettled = (acceptance != COUPLED) & (draft_limit != FILL_ONLY)
-        return cls(
-            slots=slots,
-            confirmed_tokens=context_length + new_tokens,
-            new_tokens=new_tokens,
-            begins=context_length == 0,
-            served=served,
-            asked=asked,
-            drafted=drafted,
-            counts=counts,
-            match_length=match_length,
-            looked_up=looked_up,
-            limits=np.where(looked_up, counts, limits),
-            settled=not np.count_nonzero(unsettled),
-        )
-
-    @property
-    def num_sampling(self) -> int:
-        return int(np.count_nonzero(self.asked != FILL_ONLY))
+        return cls(slots, *fields)
 
     def padded(self, values: NDArray[np.float32], num_positions: int) -> NDArray[np.float32]:
-        """The drafts' values, ragged `[drafts, ...]`, as `[rows, num_positions, ...]`; what rows lack is arbitrary."""
-        if values.size == 0:
-            return np.zeros((self.drafted.size, num_positions, *values.shape[1:]), dtype=np.float32)
-        index = (self.drafted.cumsum() - self.drafted)[:, None] + np.arange(num_positions)
-        return values.take(index, 0, mode="clip")
+        """The drafts' values, ragged `[drafts, n]`, as `[rows, num_positions, n]`; 0 where a row has no draft."""
+        return _padded(values, self.drafted, num_positions)
 
 
+@compiled
 def labels(
     accepted_count: NDArray[Any], admitted: NDArray[np.int64], num_positions: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -96,8 +74,71 @@ def labels(
     Args:
         accepted_count, admitted: `[rows]`.
     """
-    decided_count = np.minimum(accepted_count + 1, admitted)
-    return (
-        prefixes(accepted_count, num_positions).astype(np.float32),
-        prefixes(decided_count, num_positions).astype(np.float32),
+    accepted = np.zeros((len(admitted), num_positions), np.float32)
+    decided = np.zeros((len(admitted), num_positions), np.float32)
+    for row in range(len(admitted)):
+        for position in range(min(accepted_count[row] + 1, admitted[row])):
+            accepted[row, position] = position < accepted_count[row]
+            decided[row, position] = 1
+    return accepted, decided
+
+
+@compiled
+def _step_rows(
+    context_length: NDArray[np.int32],
+    new_tokens: NDArray[np.int32],
+    draft_limit: NDArray[np.int32],
+    model_draft_limit: NDArray[np.int32],
+    acceptance: NDArray[np.int32],
+    draft_status: NDArray[np.int32],
+    drafted: NDArray[np.int32],
+    draft_match_length: NDArray[np.int32],
+    num_positions: int,
+) -> tuple[Any, ...]:
+    """The fields of `StepRows` behind the slots."""
+    rows = len(context_length)
+    confirmed, asked, counts, match_length, limits = (
+        np.empty(rows, np.int64),
+        np.empty(rows, np.int64),
+        np.empty(rows, np.int64),
+        np.empty(rows, np.int64),
+        np.empty(rows, np.int64),
     )
+    num_sampling, settled = 0, True
+    for row in range(rows):
+        confirmed[row] = context_length[row] + new_tokens[row]
+        asked[row] = draft_limit[row] if draft_status[row] == STATUS_OK else FILL_ONLY
+        counts[row] = min(drafted[row], num_positions)
+        match_length[row] = draft_match_length[row] if drafted[row] > 0 else 0
+        allowed = max(min(asked[row], model_draft_limit[row], num_positions), 0)
+        limits[row] = counts[row] if match_length[row] > 0 else allowed
+        num_sampling += asked[row] != FILL_ONLY
+        settled = settled and (acceptance[row] == COUPLED or draft_limit[row] == FILL_ONLY)
+    return (
+        confirmed,
+        context_length == 0,
+        new_tokens.astype(np.int64),
+        draft_status == STATUS_OK,
+        asked,
+        drafted.astype(np.int64),
+        counts,
+        match_length,
+        match_length > 0,
+        limits,
+        num_sampling,
+        settled,
+    )
+
+
+@compiled
+def _padded(values: NDArray[np.float32], drafted: NDArray[np.int64], num_positions: int) -> NDArray[np.float32]:
+    """See `StepRows.padded`."""
+    num_values, width = values.shape
+    padded = np.zeros((len(drafted), num_positions, width), np.float32)
+    first = 0
+    for row in range(len(drafted)):
+        for position in range(min(drafted[row], num_positions, num_values - first)):
+            for i in range(width):
+                padded[row, position, i] = values[first + position, i]
+        first += drafted[row]
+    return padded

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adaptive_verification.compiled import with_options
 from adaptive_verification.forward.row import Row
 
 MOST_TOKENS = 8
@@ -73,13 +74,7 @@ class ShortRows:
 
 @functools.cache
 def _compiled() -> Callable[..., None]:
-    """The loop as machine code. Kept on disk, where there is a place for it: compiling takes some seconds."""
-    options: dict[str, Any] = {"parallel": True, "nogil": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}}
-    try:
-        compiled: Callable[..., None] = numba.njit(_SIGNATURE, cache=True, **options)(_attend)
-    except RuntimeError:  # no directory to keep it in
-        compiled = numba.njit(_SIGNATURE, **options)(_attend)
-    return compiled
+    return with_options(_attend, _SIGNATURE, parallel=True, fastmath={"reassoc", "contract", "arcp", "nsz"})
 
 
 def _attend(

@@ -10,6 +10,7 @@ from adaptive_verification.drafting.hidden_state_kind import is_hidden_state_dra
 from adaptive_verification.estimation.first_guess import read_first_guess
 from adaptive_verification.estimation.metrics import METRICS, MeteredEstimator
 from adaptive_verification.estimation.stage import EstimatorStage
+from adaptive_verification.estimation.warm_up import warm_up
 from adaptive_verification.serving import environment
 from adaptive_verification.serving.default_pair import resolve_drafter
 from adaptive_verification.serving.metrics import TritonMetrics
@@ -26,6 +27,7 @@ class TritonPythonModel:
             first_guess=read_first_guess(drafter),
             needs_states=is_hidden_state_drafter(drafter),
         )
+        warm_up(settings)
         self._estimator = MeteredEstimator(stage, TritonMetrics(pb_utils, METRICS))
         self._stage = TritonStage(
             pb_utils, ESTIMATOR, [StepRequest, Draft], self._estimator.step, stage.without_foreign_evidence

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from adaptive_verification.estimation.budget import admit, best_budget, best_slots, survival
+from adaptive_verification.estimation.budget import admit, best_budget, survival
 
 
 @st.composite
@@ -28,16 +28,10 @@ def _slots(survivals: NDArray[Any], counts: NDArray[Any]) -> list[tuple[int, int
     return sorted(slots, key=lambda slot: (-survivals[slot], slot[1], slot[0]))
 
 
-@given(batches())
-def test_slots_come_in_order_of_survival_then_position_then_row(batch: tuple[NDArray[Any], NDArray[np.int64]]) -> None:
-    acceptance, counts = batch
-    survivals = survival(acceptance)
-    found = [(int(slot) % len(counts), int(slot) // len(counts)) for slot in best_slots(survivals, counts)]
-    assert found == _slots(survivals, counts)
-
-
 @given(batches(), st.integers(0, 25))
-def test_the_best_slots_form_prefixes(batch: tuple[NDArray[Any], NDArray[np.int64]], budget: int) -> None:
+def test_the_best_slots_are_admitted_by_survival_then_position_then_row_and_form_prefixes(
+    batch: tuple[NDArray[Any], NDArray[np.int64]], budget: int
+) -> None:
     acceptance, counts = batch
     survivals = survival(acceptance)
     admitted = admit(survivals, counts, budget)

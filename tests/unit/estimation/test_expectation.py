@@ -9,8 +9,7 @@ from adaptive_verification.estimation.expectation import SAMPLE_SIZE, Expectatio
 
 
 def _add(expectation: Expectation, acceptance: list[list[float]], counts: list[int]) -> None:
-    block = np.array(acceptance, dtype=np.float32)
-    drafted = np.arange(block.shape[1]) < np.array(counts)[:, None]
+    block, drafted = np.array(acceptance, dtype=np.float32), np.array(counts)
     expectation.add(block, drafted, survival(expectation.whole_block(block, drafted)))
 
 
@@ -31,7 +30,7 @@ def test_a_block_is_completed_by_the_mean() -> None:
     expectation = Expectation(3)
     for _ in range(500):
         _add(expectation, [[0.5, 0.25, 0.75]], [3])
-    block = expectation.whole_block(np.array([[0.9, 0.1, 0.2]], np.float32), np.array([[True, False, False]]))
+    block = expectation.whole_block(np.array([[0.9, 0.1, 0.2]], np.float32), np.array([1]))
     np.testing.assert_allclose(block, [[0.9, 0.25, 0.75]], atol=0.01)
 
 
@@ -40,7 +39,7 @@ def test_steps_without_drafts_change_nothing() -> None:
     _add(expectation, [[0.5, 0.5]], [2])
     before = (expectation.mean_acceptance.tolist(), expectation.recent_survival.tolist())
     _add(expectation, [[0.1, 0.1]], [0])
-    expectation.add(np.zeros((0, 2), np.float32), np.zeros((0, 2), bool), np.zeros((0, 2), np.float32))
+    expectation.add(np.zeros((0, 2), np.float32), np.zeros(0, np.int64), np.zeros((0, 2), np.float32))
     assert (expectation.mean_acceptance.tolist(), expectation.recent_survival.tolist()) == before
 
 

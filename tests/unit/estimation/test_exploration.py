@@ -11,6 +11,7 @@ from adaptive_verification.estimation.exploration import (
     NEAR_TOKENS,
     UNKNOWN_BACKLOG,
     Exploration,
+    ExplorationCost,
 )
 
 
@@ -19,10 +20,8 @@ def _explored(
 ) -> list[list[int]]:
     """Rows that explore in each of so many steps of 100 ms."""
     account, waiting = Exploration(), np.array(backlog)
-    return [
-        list(account.rows(step, waiting, 100.0, share, lambda tokens: row_ms + token_ms * tokens))
-        for step in range(steps)
-    ]
+    cost = ExplorationCost(100.0, lambda tokens: row_ms + token_ms * tokens)
+    return [account.rows(step, waiting, share, cost) for step in range(steps)]
 
 
 @pytest.mark.parametrize("share", [0.0003, 0.003, 0.05])
@@ -48,9 +47,10 @@ def test_the_nearest_row_explores_where_none_is_near() -> None:
 def test_what_a_row_lacks_is_paid_once_for_several_steps() -> None:
     """Nobody else drafts, so the rows' backlogs grow with every step; the explorer's begins anew."""
     account, backlog = Exploration(), np.array([500, 400])
+    cost = ExplorationCost(100.0, lambda tokens: 1.0 + 0.1 * tokens)
     explored, spent_ms = [], 0.0
     for step in range(4000):
-        rows = list(account.rows(step, backlog, 100.0, 0.005, lambda tokens: 1.0 + 0.1 * tokens))
+        rows = account.rows(step, backlog, 0.005, cost)
         spent_ms += sum(1.0 + 0.1 * backlog[row] for row in rows)
         backlog += 1
         backlog[rows] = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import hypothesis
 import pytest
 from tests.unit.generation.scripted import END_TOKEN, ScriptedStep, make_byte_tokenizer
 from tokenizers import Tokenizer
@@ -13,9 +12,6 @@ from tokenizers import Tokenizer
 from adaptive_verification.generation.detokenizer import Detokenizer
 from adaptive_verification.generation.engine import Engine
 from adaptive_verification.settings import GenerateSettings
-
-hypothesis.settings.register_profile("any-machine", deadline=None)
-hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")
