@@ -2,7 +2,7 @@
 
 Three places of the package are random: the draw of a draft, the acceptance of a draft, the draw of the final token.
 `Enumerator` stands in for them and takes every branch in turn, so a statement about probabilities is a sum, not a
-sample.
+sample. What is compiled runs as the Python that it is written in.
 """
 
 from __future__ import annotations
@@ -15,9 +15,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from adaptive_verification.verification import rejection_walk
+from adaptive_verification.verification.acceptance import Accepted, accept
+from adaptive_verification.verification.block import Block
 from adaptive_verification.verification.rejection import acceptance_probability
 
 T = TypeVar("T", bound=Hashable)
+
+
+def decide_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verifier decides about all positions of a step at once, as it does on a GPU."""
+
+    def accept_at_once(logits: Tensor, block: Block) -> Accepted:
+        return accept(logits, block, wave_length=block.draft_tokens.shape[1] + 1)
+
+    monkeypatch.setattr("adaptive_verification.verification.stage.accept", accept_at_once)
 
 
 class Enumerator:
@@ -31,6 +43,9 @@ class Enumerator:
         monkeypatch.setattr("adaptive_verification.drafting.proposal.draw", self._draw)
         monkeypatch.setattr("adaptive_verification.verification.target_distribution.draw", self._draw)
         monkeypatch.setattr("adaptive_verification.verification.acceptance.acceptance_probability", self._accept)
+        monkeypatch.setattr(rejection_walk, "_walk", rejection_walk._walk.py_func)  # type: ignore[attr-defined]  # as numba keeps it
+        monkeypatch.setattr(rejection_walk, "_draw", lambda weights, total, uniform: self._choose(weights.tolist()))
+        monkeypatch.setattr(rejection_walk, "_accepts", self.accepts)
 
     def outcomes(self, run: Callable[[], T]) -> dict[T, float]:
         """Outcome of `run` -> its probability; they sum to 1."""
@@ -59,6 +74,11 @@ class Enumerator:
 
     def _draw(self, weights: Tensor, uniforms: Tensor) -> Tensor:
         return torch.tensor([self._choose(row) for row in weights.to(torch.float64).tolist()], dtype=torch.int64)
+
+    def accepts(self, p: float, q: float, coin: float) -> bool:
+        """In the place of `rejection_walk._accepts`."""
+        probability = min(1.0, p / q) if q > 0 else 0.0
+        return bool(self._choose([1 - probability, probability]))
 
     def _accept(self, p: Tensor, q: Tensor) -> Tensor:
         probabilities = acceptance_probability(p, q)

@@ -12,20 +12,35 @@ changed, so a compiled function calls none of another module. Plain loops compil
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def compiled(function: F) -> F:
-    """The function, compiled when it is first called with arguments of such types; x / 0 is inf or NaN."""
-    return with_options(function)
+@overload
+def compiled(function: F) -> F: ...
 
 
-def with_options(function: F, signature: str | None = None, **options: Any) -> F:
-    """The function, compiled with numba's options; at once where its signature is given."""
+@overload
+def compiled(*, signature: str | None = None, **options: Any) -> Callable[[F], F]: ...
+
+
+def compiled(function: F | None = None, *, signature: str | None = None, **options: Any) -> F | Callable[[F], F]:
+    """The function, compiled when it is first called with arguments of such types; x / 0 is inf or NaN.
+
+    Args:
+        function: left out where there are other arguments: `@compiled(parallel=True)`.
+        signature: of the arguments it is compiled for, at once.
+        options: numba's.
+    """
+    if function is None:
+        return lambda decorated: _compiled(decorated, signature, options)
+    return _compiled(function, signature, options)
+
+
+def _compiled(function: F, signature: str | None, options: dict[str, Any]) -> F:
     options = {"error_model": "numpy", "nogil": True, **options}
     try:
         return cast(F, numba.njit(signature, cache=True, **options)(function))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from tests.enumeration import Enumerator
+from tests.enumeration import Enumerator, decide_as_on_a_gpu
 from tests.step_requests import RequestRow, step_request
 from tests.table_model import TableModel, random_distributions
 from torch import Tensor
@@ -19,12 +19,19 @@ from torch import Tensor
 from adaptive_verification.contract import Draft, Estimate, LocalStep, StepRequest
 from adaptive_verification.drafting.stage import CausalDrafter
 from adaptive_verification.sampling.truncation import scale, truncate
-from adaptive_verification.verification import acceptance, rejection
+from adaptive_verification.verification import acceptance, rejection, rejection_walk
 from adaptive_verification.verification.stage import VerifierStage
 
 Distribution = Callable[[tuple[int, ...]], Tensor]
 Tokens = tuple[int, ...]
 PROMPTS: list[Tokens] = [(0, 1), (1,), (1, 0, 0)]
+
+
+@pytest.fixture(params=["as on a CPU", "as on a GPU"], autouse=True)
+def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of acceptance."""
+    if request.param == "as on a GPU":
+        decide_as_on_a_gpu(monkeypatch)
 
 
 class AdmitAtMost:
@@ -176,6 +183,7 @@ def test_the_proof_fails_when_the_final_token_ignores_the_rejection(
     enumerator = Enumerator(monkeypatch)
     for name in ("residual", "residual_of_sparse"):
         monkeypatch.setattr(f"adaptive_verification.verification.target_distribution.{name}", lambda p, q: p)
+    monkeypatch.setattr(rejection_walk, "_leave_residual", lambda weights, total, q_ids, q_probs: total)
     outcomes = enumerator.outcomes(lambda: run_steps(p, q, 3, [2], settings, draft_limit=2, num_steps=1, draft_top_k=3))
     with pytest.raises(AssertionError, match="off by"):
         assert_distributed_by(outcomes, p, 3)
@@ -186,6 +194,7 @@ def test_the_proof_fails_when_too_much_is_accepted(monkeypatch: pytest.MonkeyPat
     enumerator = Enumerator(monkeypatch)
     exact = rejection.acceptance_probability
     monkeypatch.setattr(acceptance, "acceptance_probability", lambda p, q: exact(1.1 * p, q))
+    monkeypatch.setattr(rejection_walk, "_accepts", lambda p, q, coin: enumerator.accepts(1.1 * p, q, coin))
     outcomes = enumerator.outcomes(lambda: run_steps(p, q, 3, [2], {}, draft_limit=2, num_steps=1, draft_top_k=3))
     with pytest.raises(AssertionError, match="off by"):
         assert_distributed_by(outcomes, p, 3)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive_verification.compiled import with_options
+from adaptive_verification.compiled import compiled
 from adaptive_verification.forward.row import Row
 
 MOST_TOKENS = 8
@@ -74,7 +74,8 @@ class ShortRows:
 
 @functools.cache
 def _compiled() -> Callable[..., None]:
-    return with_options(_attend, _SIGNATURE, parallel=True, fastmath={"reassoc", "contract", "arcp", "nsz"})
+    options = {"parallel": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}}
+    return compiled(signature=_SIGNATURE, **options)(_attend)
 
 
 def _attend(

@@ -1,8 +1,10 @@
 """Acceptance of a whole step: which drafts of which rows the target accepts, and the one token after them.
 
 Each row is decided as it asks, by rejection (here; the arithmetic is in `rejection`) or by coupling (`coupled`). The
-distributions are in `target_distribution`. What is behind a rejection does not matter, so blocks are decided in waves:
-the first drafts of all rows, then the next ones of the rows that accepted all so far.
+distributions are in `target_distribution`. What is behind a rejection does not matter, so blocks may be decided in
+waves: the first drafts of all rows, then the next ones of the rows that accepted all so far.
+
+On a CPU rejection takes one row after the other instead (`rejection_walk`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from adaptive_verification.sampling.truncation import Candidates
 from adaptive_verification.verification.block import Block, Wave, positions_of
 from adaptive_verification.verification.coupled import decide_coupled
 from adaptive_verification.verification.rejection import acceptance_probability, accepted_prefix
+from adaptive_verification.verification.rejection_walk import walk
 from adaptive_verification.verification.target_distribution import TargetDistribution
 
 
@@ -36,19 +39,24 @@ def accept(logits: Tensor, block: Block, *, wave_length: int | None = None) -> A
 
     Args:
         logits: `[sum(admitted + 1), vocab]`: for each row the position of each admitted draft, and the one after them.
-        wave_length: how many positions of a row are looked at together. It changes no result. By default all, where a
-            position costs less than a wave: on a GPU, or if all rows are greedy; else one.
+        wave_length: decide in waves on a CPU too, so many positions of a row at a time. It changes no distribution,
+            and no decision about a draft. By default waves have one position where that is dear (on a CPU, of rows
+            that are not greedy), else all.
     """
     num_rows, num_drafts = block.draft_tokens.shape
-    if wave_length is None:
-        costly = logits.device.type == "cpu" and bool((block.temperature > 0).any())
-        wave_length = 1 if costly else num_drafts + 1
     first_position = (block.admitted + 1).cumsum(0) - (block.admitted + 1)  # [rows]
     accepted = torch.zeros_like(block.admitted)
     tokens = block.draft_tokens.new_zeros(num_rows, num_drafts + 1)
     log_probs = torch.full_like(tokens, torch.nan, dtype=torch.float32)
     some_want_log_probs = bool(block.wants_log_probs.any())
     rows = torch.arange(num_rows, device=logits.device)  # those that have accepted everything so far
+    if wave_length is None:
+        wave_length = num_drafts + 1
+        if logits.device.type == "cpu":
+            by_rejection = block.acceptance == REJECTION
+            walk(logits, block, rows[by_rejection], first_position, accepted, tokens, log_probs)
+            rows = rows[~by_rejection]
+            wave_length = 1 if bool((block.temperature[rows] > 0).any()) else wave_length
     for start in range(0, num_drafts + 1, wave_length):
         if len(rows) == 0:
             break

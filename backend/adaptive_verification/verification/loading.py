@@ -10,6 +10,7 @@ from adaptive_verification.forward.timing import sizes_up_to, time_forward
 from adaptive_verification.serving import environment
 from adaptive_verification.serving.default_pair import resolve_drafter, resolve_model
 from adaptive_verification.settings import VerifierSettings
+from adaptive_verification.verification.rejection_walk import warm_up
 from adaptive_verification.verification.stage import VerifierStage
 
 _LARGEST_TIMED_STEP_TOKENS = 256
@@ -30,4 +31,6 @@ def load_verifier(settings: VerifierSettings) -> VerifierStage:
     )
     curve = time_forward(model, sizes_up_to(_LARGEST_TIMED_STEP_TOKENS), logits_everywhere=True)
     publish_curves(environment.state_directory(), "verifier", {VERIFY: curve})
+    if model.device.type == "cpu":
+        warm_up()
     return VerifierStage(model, settings.idle_seconds, settings.prefix_caching)

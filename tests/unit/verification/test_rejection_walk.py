@@ -1,0 +1,162 @@
+"""The compiled walk: its parts against their definitions, and the whole against the waves that a GPU computes.
+
+That it is lossless, `test_lossless` proves, of the Python that it is written in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.unit.verification.test_acceptance import VOCAB_SIZE, made_block
+
+from adaptive_verification.contract import REJECTION
+from adaptive_verification.sampling import noise
+from adaptive_verification.verification import rejection_walk as walk
+from adaptive_verification.verification.acceptance import accept
+
+
+def test_noise_is_the_same_as_everywhere() -> None:
+    random = np.random.default_rng(1)
+    seeds = random.integers(-(2**63), 2**63, 200)
+    positions, offsets = random.integers(0, 2**31, 200), random.integers(0, 17, 200)
+    for purpose in (noise.ACCEPT, noise.FINAL):
+        seed, position, offset = map(torch.from_numpy, (seeds, positions, offsets))
+        expected = noise.uniform(seed, position, offset, purpose)
+        keys = zip(seeds, positions, offsets, strict=True)
+        assert [walk._uniform(*key, purpose) for key in keys] == expected.tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.0])
+def test_weights_are_exponentials(temperature: float) -> None:
+    logits = np.random.default_rng(2).normal(0, 30, 10_000) * temperature
+    logits[:3] = logits.max(), -math.inf, math.nan
+    weights = np.empty_like(logits)
+    walk._exponentials(logits, np.nanmax(logits), temperature, weights)
+    exact = np.exp((logits - np.nanmax(logits)) / temperature)
+    assert weights[:3].tolist() == [1.0, 0.0, 0.0]
+    np.testing.assert_allclose(weights[3:], exact[3:], rtol=1e-13, atol=1e-300)
+
+
+def test_an_infinite_logit_takes_everything() -> None:
+    logits = np.array([1.0, math.inf, 0.0], dtype=np.float32)
+    weights = np.empty_like(logits)
+    assert walk._weigh(logits, 1.0, 0, 1.0, weights) == 1.0
+    assert weights.tolist() == [0.0, 1.0, 0.0]
+
+
+def _most_likely(weights: NDArray[Any], wanted: float, by_number: bool) -> NDArray[Any]:
+    kept, reached = np.zeros_like(weights), 0.0
+    for token in sorted(range(len(weights)), key=lambda token: (-weights[token], token)):
+        if reached >= wanted or weights[token] == 0:
+            break
+        kept[token] = weights[token]
+        reached += 1.0 if by_number else weights[token]
+    return kept
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 0.25, 0.5, 1.0, 2.0**-9, 2.0**-30]), min_size=1, max_size=40),
+    st.integers(1, 40),
+    st.sampled_from([0.0625, 0.5, 0.75, 0.875, 1.0]),
+)
+def test_of_equal_weights_the_first_are_kept(values: list[float], number: int, share: float) -> None:
+    """Weights whose sums are exact, so that it is certain when enough is reached."""
+    weights = np.array([*values, 1.0])
+    for wanted, by_number in ((float(number), True), (share * weights.sum(), False)):
+        kept = weights.copy()
+        walk._keep_most_likely(kept, wanted, by_number)
+        assert kept.tolist() == _most_likely(weights, wanted, by_number).tolist()
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
+@pytest.mark.parametrize("share", [0.1, 0.95, 0.999999])
+def test_the_smallest_set_of_a_large_vocabulary(spread: float, share: float) -> None:
+    logits = np.random.default_rng(3).normal(0, spread, 20_000)
+    weights = np.exp(logits - logits.max())
+    kept = weights.copy()
+    walk._keep_most_likely(kept, share * weights.sum(), False)
+    assert kept.tolist() == _most_likely(weights, share * weights.sum(), False).tolist()
+    kept = weights.copy()
+    walk._keep_most_likely(kept, 777.0, True)
+    assert kept.tolist() == _most_likely(weights, 777.0, True).tolist()
+
+
+def test_a_drawn_token_has_its_weight_as_share_of_the_uniform_numbers() -> None:
+    weights = np.zeros(1000)
+    weights[[3, 255, 256, 700, 999]] = [1.0, 2.0, 0.5, 4.0, 0.5]
+    drawn = [walk._draw(weights, 8.0, (number + 0.5) / 800) for number in range(800)]
+    assert np.bincount(drawn, minlength=1000).tolist() == (100 * weights).tolist()
+    assert walk._draw(weights, 8.0, 1 - 2.0**-53) == 999
+    assert walk._draw(weights, 8.0 * (1 + 1e-9), 1 - 2.0**-53) == 999  # the sum, rounded up
+
+
+def test_where_nothing_is_left_of_p_it_stays() -> None:
+    weights = np.array([1.0, 1.0])
+    assert walk._leave_residual(weights, 2.0, np.array([0, 1, 1]), np.array([0.5, 0.25, 0.25])) == 2.0
+    assert weights.tolist() == [1.0, 1.0]
+    assert walk._leave_residual(weights, 2.0, np.array([0]), np.array([0.25])) == 1.5
+    assert weights.tolist() == [0.5, 1.0]
+
+
+def test_the_walk_decides_as_the_waves_do() -> None:
+    logits, block = made_block()
+    walked, waves = accept(logits, block), accept(logits, block, wave_length=1)
+    assert torch.equal(walked.accepted, waves.accepted)
+    torch.testing.assert_close(walked.log_probs, _log_probs_of(walked, logits, block.admitted), rtol=1e-5, atol=1e-5)
+    # in a narrow nucleus the waves draw in another order of the tokens
+    same_order = (block.temperature == 0) | ((block.top_k == 0) & (block.top_p == 1)) | (block.acceptance != REJECTION)
+    same = same_order.repeat_interleave(walked.accepted + 1)
+    assert torch.equal(walked.output_tokens[same], waves.output_tokens[same])
+    assert same.sum() < len(same)
+
+
+def _log_probs_of(outcome: Any, logits: torch.Tensor, admitted: torch.Tensor) -> torch.Tensor:
+    """The log-probabilities of the outcome's tokens, from their definition."""
+    positions = logits.split((admitted + 1).tolist())
+    seen = torch.cat([row[: count + 1] for row, count in zip(positions, outcome.accepted.tolist(), strict=True)])
+    return seen.log_softmax(-1).gather(-1, outcome.output_tokens[:, None]).squeeze(-1)
+
+
+@pytest.mark.parametrize("top_k", [0, 3, 500])
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_without_a_number_get_some_token(top_k: int, top_p: float, temperature: float) -> None:
+    logits, block = made_block()
+    rows = len(block.admitted)
+    block = dataclasses.replace(
+        block,
+        temperature=torch.full((rows,), temperature),
+        top_k=torch.full((rows,), top_k),
+        top_p=torch.full((rows,), top_p),
+        acceptance=torch.full((rows,), REJECTION),
+    )
+    outcome = accept(torch.full_like(logits, torch.nan), block)
+    assert ((outcome.output_tokens >= 0) & (outcome.output_tokens < VOCAB_SIZE)).all()
+
+
+def test_compiled_it_does_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, block = made_block()
+    compiled = accept(logits, block)
+    monkeypatch.setattr(walk, "_walk", walk._walk.py_func)  # type: ignore[attr-defined]  # a compiled function's own
+    written = accept(logits, block)
+    assert torch.equal(written.accepted, compiled.accepted)
+    assert torch.equal(written.output_tokens, compiled.output_tokens)
+    assert torch.equal(written.log_probs, compiled.log_probs)
+
+
+def test_what_is_compiled_at_load_is_all_that_serving_needs() -> None:
+    walk.warm_up()
+    logits, block = made_block()
+    for rows in (slice(0, 1), slice(0, 6), slice(6, 12), slice(None)):  # of one method, of the other, of both
+        part = dataclasses.replace(block, **{name: value[rows] for name, value in vars(block).items()})
+        accept(logits[: int((part.admitted + 1).sum())], part)
+    of_float32 = [kinds for kinds in walk._walk.signatures if kinds[0].dtype.bitwidth == 32]  # type: ignore[attr-defined]
+    assert len(of_float32) == 1
