@@ -76,6 +76,8 @@ class CausalDrafter:
         proposals: list[Proposal] = []
         prefilled = started
         if rows:
+            if self._states is not None:
+                self._states.write([row.sequence for row in rows])
             logits = self._prefill(rows, len(drafting))
             if drafting:
                 sampler = _Sampler(

@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from adaptive_verification.contract import STATUS_CONTEXT_FULL, STATUS_NO_SLOT, STATUS_NOT_CACHED, STATUS_OK
 from adaptive_verification.forward.shared_prefix import longest_shared_prefix
 
@@ -38,6 +40,9 @@ class CachedSequence:
     states_length: int = 0
     """Hidden states of the first so many positions have gone from the verifier to the drafter, as far as the stage
     knows."""
+    waiting_states: list[tuple[int, Tensor]] = field(default_factory=list)
+    """In the drafter, those of them that its model has not been given yet: neighbouring positions, each chunk from
+    one on."""
     last_used: float = 0.0
 
     def missing_tokens(self) -> list[int]:

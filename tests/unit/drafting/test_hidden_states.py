@@ -149,6 +149,31 @@ def test_states_are_kept_while_no_drafts_are_wanted_and_used_afterwards() -> Non
     assert loop.run(1).drafted_count.tolist() == [3]
 
 
+def test_states_wait_until_their_sequence_is_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, written = Loop(), []
+    write = loop.drafter.write_states
+
+    def write_and_note(slots: torch.Tensor, positions: torch.Tensor, states: torch.Tensor) -> None:
+        written.append(positions.tolist())
+        write(slots, positions, states)
+
+    monkeypatch.setattr(loop.drafter, "write_states", write_and_note)
+    loop.add(1, [1, 2, 3])
+    loop.add(2, [4, 5])
+    for _ in range(4):
+        loop.run(1, 2, model_limit=0)
+    assert written == []
+    assert loop.run(1).drafted_count.tolist() == [3]
+    assert written == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_waiting_states_of_tokens_that_were_taken_back_are_replaced() -> None:
+    loop = Loop()
+    waiting = RequestRow(1, 0, [1, 2, 3], 3, model_draft_limit=0, hidden_states=states(0, [(1,), (1, 2)]))
+    assert drafted(loop, waiting) == [0]
+    assert drafted(loop, RequestRow(1, 1, [4, 5], 3, hidden_states=states(1, [(1, 4)]))) == [3]
+
+
 def test_a_row_that_catches_up_in_several_steps_keeps_the_targets_states() -> None:
     loop = Loop(max_catch_up_tokens=2)
     loop.add(1, [1, 2, 3, 4, 5])
