@@ -26,7 +26,9 @@ from transformers import (
     Qwen2Model,
 )
 
+from adaptive_verification.forward import few_tokens
 from adaptive_verification.forward.hidden_states import refuse_missing_layers
+from adaptive_verification.forward.ragged_attention import RaggedBatch
 from adaptive_verification.forward.transformers_forward import Attention
 
 _DECODERS = (LlamaModel, MistralModel, Qwen2Model)
@@ -71,11 +73,23 @@ class FusedDecoder(nn.Module):
         half = cos.shape[-1] // 2  # the second half repeats the first
         rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())[:, None]  # [T, 1, head_dim / 2]
         kept = {}
-        for number, layer in enumerate(self.layers, start=1):
-            layer.forward(hidden, rotation, attention)
+        batch = attention if isinstance(attention, RaggedBatch) and attention.has_few_tokens else None
+        few = None if batch is None else _few_tokens(hidden, rotation, batch)
+        layers: Any = self.layers
+        for number, layer in enumerate(layers, start=1):
+            if batch is None:
+                layer.forward(hidden, rotation, attention)
+            else:
+                layer.forward_few(few, *batch.cached(number - 1))
             if number in wanted:
                 kept[number] = hidden.clone()
         return kept
+
+
+def _few_tokens(hidden: Tensor, rotation: Tensor, batch: RaggedBatch) -> few_tokens.FewTokens:
+    pairs = torch.view_as_real(rotation[:, 0]).contiguous()  # [T, head_dim / 2, 2]
+    arrays = (tensor.numpy() for tensor in (hidden, pairs, batch.slot_of_token, batch.positions))
+    return few_tokens.FewTokens(*arrays)
 
 
 class _FusedLayer(nn.Module):
@@ -100,6 +114,8 @@ class _FusedLayer(nn.Module):
         self.mlp_norm = _Norm(layer.post_attention_layernorm)
         self.gate_and_up = _joined([mlp.gate_proj, mlp.up_proj])
         self.down = _joined([mlp.down_proj])
+        norms = (self.attention_norm, self.mlp_norm)
+        self._norms_of_few = [norm.of_few() for norm in norms if norm.is_on_host]
 
     def forward(self, hidden: Tensor, rotation: Tensor, attention: Attention) -> None:
         """Adds the layer's two updates to `hidden` `[T, hidden]`.
@@ -116,6 +132,17 @@ class _FusedLayer(nn.Module):
         gate, up = self.gate_and_up.forward(self.mlp_norm.forward(hidden)).chunk(2, dim=-1)
         hidden += self.down.forward(F.silu(gate).mul_(up))
 
+    def forward_few(self, few: few_tokens.FewTokens, keys: Tensor, values: Tensor) -> None:
+        """As `forward`, of few tokens, with the cache's keys and values of this layer."""
+        x, from_numpy = few.hidden, torch.from_numpy
+        qkv = self.qkv.forward(from_numpy(few_tokens.normalize(x, *self._norms_of_few[0]))).numpy()
+        attended = few_tokens.attend(
+            qkv, few.rotation, few.slots, few.positions, keys.numpy(), values.numpy(), self._scaling
+        )
+        few_tokens.add(x, self.output.forward(from_numpy(attended)).numpy())
+        gate_and_up = self.gate_and_up.forward(from_numpy(few_tokens.normalize(x, *self._norms_of_few[1]))).numpy()
+        few_tokens.add(x, self.down.forward(from_numpy(few_tokens.activate(gate_and_up))).numpy())
+
 
 class _Norm(nn.Module):
     """x / rms(x) * weight.
@@ -130,7 +157,8 @@ class _Norm(nn.Module):
         self._size: int = norm.weight.numel()
         self._epsilon: float = norm.variance_epsilon
         self._twice: Tensor | None = None
-        if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32:
+        self.is_on_host = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32
+        if self.is_on_host:
             self._twice = torch.cat([self.weight, self.weight]).detach()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,6 +167,10 @@ class _Norm(nn.Module):
             return torch.rms_norm(x, (self._size,), self.weight, self._epsilon)
         both = torch.layer_norm(torch.cat([x, -x], -1), (2 * self._size,), self._twice, None, self._epsilon)
         return both[:, : self._size]
+
+    def of_few(self) -> tuple[few_tokens.Floats, float]:
+        """Weight and epsilon, of a norm on a CPU in float32."""
+        return self.weight.detach().numpy(), self._epsilon
 
 
 def _rotary_pairs_together(num_heads: int, head_dim: int) -> Tensor:

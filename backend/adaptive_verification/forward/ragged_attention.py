@@ -7,12 +7,14 @@ registers it there.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from adaptive_verification.forward import few_tokens
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.segments import SegmentedRows
 from adaptive_verification.forward.short_rows import ShortRows, short_rows
@@ -62,7 +64,7 @@ class RaggedBatch:
     """
 
     def __init__(self, rows: list[Row], cache: KVCache) -> None:
-        device, dtype = cache.keys[0].device, cache.keys[0].dtype
+        device = cache.keys[0].device
         self._cache = cache
         query_lengths = np.array([row.query_length for row in rows])
         first_token = query_lengths.cumsum() - query_lengths  # [rows]
@@ -74,15 +76,34 @@ class RaggedBatch:
         self.positions = torch.from_numpy(tokens + first_position.repeat(query_lengths)).to(device)  # [T]
         self.slot_of_token = torch.from_numpy(slots.repeat(query_lengths)).to(device)  # [T]
         self.last_token = torch.from_numpy(first_token + query_lengths - 1).to(device)  # [rows]
+        self._rows, self._query_lengths, self._first_token = rows, query_lengths, first_token
 
+    @property
+    def has_few_tokens(self) -> bool:
+        """Whether `few_tokens` computes a layer of it faster."""
+        keys = self._cache.keys[0]
+        is_possible = keys.device.type == "cpu" and keys.dtype == torch.float32
+        return is_possible and few_tokens.are_few(self.num_tokens, int(self.positions.sum()))
+
+    @functools.cached_property
+    def _parts(self) -> list[tuple[ShortRows | SegmentedRows, Tensor]]:
+        """The rows by how they are attended to, with the packed places of their tokens."""
+        rows, query_lengths, first_token = self._rows, self._query_lengths, self._first_token
+        device, dtype = self.positions.device, self._cache.keys[0].dtype
+        tokens = np.arange(self.num_tokens)
         short = short_rows(rows, dtype, device)
-        self._parts: list[tuple[ShortRows | SegmentedRows, Tensor]] = []  # with the packed places of their tokens
+        parts: list[tuple[ShortRows | SegmentedRows, Tensor]] = []
         if short.any():
             few = ShortRows([rows[i] for i in short.nonzero()[0]], first_token[short])
-            self._parts.append((few, torch.from_numpy(tokens[short.repeat(query_lengths)])))
+            parts.append((few, torch.from_numpy(tokens[short.repeat(query_lengths)])))
         if not short.all():
             many = SegmentedRows([rows[i] for i in (~short).nonzero()[0]], first_token[~short], dtype, device)
-            self._parts.append((many, torch.from_numpy(tokens[~short.repeat(query_lengths)]).to(device)))
+            parts.append((many, torch.from_numpy(tokens[~short.repeat(query_lengths)]).to(device)))
+        return parts
+
+    def cached(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The layer's keys and values of all slots."""
+        return self._cache.keys[layer], self._cache.values[layer]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Writes the new keys and values to the cache and attends over it.
@@ -95,7 +116,7 @@ class RaggedBatch:
         Returns:
             `[T, heads, value_dim]`.
         """
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys, values = self.cached(layer)
         keys[self.slot_of_token, :, self.positions] = key
         values[self.slot_of_token, :, self.positions] = value
         outputs = [part.attend(query, keys, values, scaling) for part, _ in self._parts]

@@ -25,9 +25,9 @@ TOKEN_BLOCK = 3
 TOKEN = 4
 """The noise of a token id within its block."""
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
-_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
-_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
+MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def uniform(seed: Tensor, position: Tensor, offset: Tensor | int, purpose: int) -> Tensor:
@@ -37,9 +37,9 @@ def uniform(seed: Tensor, position: Tensor, offset: Tensor | int, purpose: int) 
 
 def word(seed: Tensor, position: Tensor, offset: Tensor | int, purpose: int) -> Tensor:
     """64 random bits as int64, likewise."""
-    mixed = _mix(seed + _GOLDEN)
+    mixed = _mix(seed + GOLDEN)
     mixed = _mix(mixed + position.to(torch.int64) * 8 + purpose)
-    return _mix(mixed + torch.as_tensor(offset, dtype=torch.int64, device=seed.device) * _GOLDEN)
+    return _mix(mixed + torch.as_tensor(offset, dtype=torch.int64, device=seed.device) * GOLDEN)
 
 
 def shift_right(word: Tensor, bits: int) -> Tensor:
@@ -48,6 +48,6 @@ def shift_right(word: Tensor, bits: int) -> Tensor:
 
 
 def _mix(word: Tensor) -> Tensor:
-    word = (word ^ shift_right(word, 30)) * _MIX_1
-    word = (word ^ shift_right(word, 27)) * _MIX_2
+    word = (word ^ shift_right(word, 30)) * MIX_1
+    word = (word ^ shift_right(word, 27)) * MIX_2
     return word ^ shift_right(word, 31)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive_verification.compiled import compiled
-from adaptive_verification.sampling.noise import ACCEPT, FINAL
+from adaptive_verification.sampling.noise import ACCEPT, FINAL, GOLDEN, MIX_1, MIX_2
 from adaptive_verification.verification.block import Block
 
 _EDGE_STEP, _LOWEST_EDGE = 2.0**-7, 1e-12
@@ -29,9 +29,7 @@ _TO_INTEGER = 1.5 * 2.0**52
 """Added to a double, it leaves the nearest integer in its last bits."""
 _UNDERFLOW = -700.0
 """exp of less is taken to be 0."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(constant % 2**64) for constant in (GOLDEN, MIX_1, MIX_2))
 
 
 def walk(

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from adaptive_verification.errors import UnsupportedModel
+from adaptive_verification.forward import few_tokens
 from adaptive_verification.forward.fused_forward import FusedForward
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
 from adaptive_verification.forward.row import Row
@@ -46,6 +47,12 @@ FUSED = {
 }
 ROWS = [[Row(0, 0, 9), Row(3, 0, 4)], [Row(3, 4, 1), Row(0, 9, 5), Row(1, 0, 3)], [Row(0, 12, 2), Row(1, 3, 1)]]
 """Prompts, then blocks and single tokens beside a new prompt, then a truncated row."""
+
+
+@pytest.fixture(params=[0, 100], ids=["by torch", "as few tokens"], autouse=True)
+def most_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of computing a layer on a CPU."""
+    monkeypatch.setattr(few_tokens, "MOST_TOKENS", request.param)
 
 
 def logits_and_states(
