@@ -97,18 +97,13 @@ def _step_rows(
 ) -> tuple[Any, ...]:
     """The fields of `StepRows` behind the slots."""
     rows = len(context_length)
-    confirmed, asked, counts, match_length, limits = (
-        np.empty(rows, np.int64),
-        np.empty(rows, np.int64),
-        np.empty(rows, np.int64),
-        np.empty(rows, np.int64),
-        np.empty(rows, np.int64),
-    )
+    confirmed, asked, counts = np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64)
+    match_length, limits = np.empty(rows, np.int64), np.empty(rows, np.int64)
     num_sampling, settled = 0, True
     for row in range(rows):
         confirmed[row] = context_length[row] + new_tokens[row]
         asked[row] = draft_limit[row] if draft_status[row] == STATUS_OK else FILL_ONLY
-        counts[row] = min(drafted[row], num_positions)
+        counts[row] = max(min(drafted[row], num_positions), 0)
         match_length[row] = draft_match_length[row] if drafted[row] > 0 else 0
         allowed = max(min(asked[row], model_draft_limit[row], num_positions), 0)
         limits[row] = counts[row] if match_length[row] > 0 else allowed

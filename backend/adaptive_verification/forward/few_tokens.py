@@ -1,11 +1,11 @@
 """What a decoder layer does between its matrix products, for a handful of tokens on a CPU: one compiled loop each.
 
 With few tokens torch takes longer for these dozen operations than for the products: each is a call of its own, whose
-code and data have left the caches since the last layer. The loops run on one thread: it is over before a second one is
-awake, and torch's threads stay awake for the products.
+code and data have left the caches since the last layer. The loops run on one thread: they are over before a second one
+is awake, and torch's threads stay awake for the products.
 
-A token attends to what the cache holds of its slot up to its own position, so tokens of one row and of many look alike.
-Knows arrays of float32, nothing of models.
+A token attends to what the cache holds of its slot up to its own position, so tokens of one row and of many look alike;
+where they look back at much, `short_rows` does it with several threads. Knows arrays of float32, nothing of models.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from adaptive_verification.compiled import compiled
 
-MOST_TOKENS = 8
-MOST_POSITIONS = 1200
-"""That all tokens together look back at. With more tokens or positions several threads are worth their waking."""
-
+MOST_TOKENS = 16
+"""With more, torch's operations take no longer."""
 
 Floats = NDArray[np.float32]
 
@@ -38,11 +36,6 @@ class FewTokens(NamedTuple):
     slots: NDArray[np.int64]
     """`[T]`, of the cache; as the next."""
     positions: NDArray[np.int64]
-
-
-def are_few(num_tokens: int, num_positions: int) -> bool:
-    """Whether a batch is one for this module."""
-    return num_tokens <= MOST_TOKENS and num_positions <= MOST_POSITIONS
 
 
 @compiled(fastmath=_FAST)
@@ -82,25 +75,21 @@ def activate(gate_and_up: Floats) -> Floats:
 
 
 @compiled(fastmath=_FAST)
-def attend(
+def rotate_and_cache(
     qkv: Floats,
     rotation: Floats,
     slots: NDArray[np.int64],
     positions: NDArray[np.int64],
     keys: Floats,
     values: Floats,
-    scaling: float,
-) -> Floats:
-    """Rotates queries and keys, writes keys and values to the cache, and attends over it.
+) -> None:
+    """Rotates queries and keys in place, and writes keys and values to the cache.
 
     Args:
-        qkv: `[T, (query heads + 2 kv heads) * head_dim]`, with rotary pairs side by side; rotated in place.
+        qkv: `[T, (query heads + 2 kv heads) * head_dim]`, with rotary pairs side by side.
         rotation: `[T, head_dim / 2, 2]`, cosine and sine.
         slots, positions: `[T]`.
         keys, values: `[slots, kv heads, capacity, head_dim]`.
-
-    Returns:
-        `[T, query heads * head_dim]`.
     """
     tokens, (_, kv_heads, _, head_dim) = len(qkv), keys.shape
     query_heads = qkv.shape[1] // head_dim - 2 * kv_heads
@@ -117,6 +106,15 @@ def attend(
             for i in range(head_dim):
                 keys[slot, head, position, i] = qkv[token, (query_heads + head) * head_dim + i]
                 values[slot, head, position, i] = qkv[token, (query_heads + kv_heads + head) * head_dim + i]
+
+
+@compiled(fastmath=_FAST)
+def attend(
+    qkv: Floats, slots: NDArray[np.int64], positions: NDArray[np.int64], keys: Floats, values: Floats, scaling: float
+) -> Floats:
+    """Attends over what is cached, from `rotate_and_cache`'s arguments: `[T, query heads * head_dim]`."""
+    tokens, (_, kv_heads, _, head_dim) = len(qkv), keys.shape
+    query_heads = qkv.shape[1] // head_dim - 2 * kv_heads
     attended = np.zeros((tokens, query_heads * head_dim), np.float32)
     for token in range(tokens):
         for head in range(query_heads):

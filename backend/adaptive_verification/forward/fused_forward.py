@@ -80,7 +80,7 @@ class FusedDecoder(nn.Module):
             if batch is None:
                 layer.forward(hidden, rotation, attention)
             else:
-                layer.forward_few(few, *batch.cached(number - 1))
+                layer.forward_few(few, batch)
             if number in wanted:
                 kept[number] = hidden.clone()
         return kept
@@ -132,14 +132,18 @@ class _FusedLayer(nn.Module):
         gate, up = self.gate_and_up.forward(self.mlp_norm.forward(hidden)).chunk(2, dim=-1)
         hidden += self.down.forward(F.silu(gate).mul_(up))
 
-    def forward_few(self, few: few_tokens.FewTokens, keys: Tensor, values: Tensor) -> None:
-        """As `forward`, of few tokens, with the cache's keys and values of this layer."""
+    def forward_few(self, few: few_tokens.FewTokens, batch: RaggedBatch) -> None:
+        """As `forward`, of few tokens."""
         x, from_numpy = few.hidden, torch.from_numpy
-        qkv = self.qkv.forward(from_numpy(few_tokens.normalize(x, *self._norms_of_few[0]))).numpy()
-        attended = few_tokens.attend(
-            qkv, few.rotation, few.slots, few.positions, keys.numpy(), values.numpy(), self._scaling
-        )
-        few_tokens.add(x, self.output.forward(from_numpy(attended)).numpy())
+        keys, values = (cached.numpy() for cached in batch.cached(self._number))
+        qkv = self.qkv.forward(from_numpy(few_tokens.normalize(x, *self._norms_of_few[0])))
+        few_tokens.rotate_and_cache(qkv.numpy(), few.rotation, few.slots, few.positions, keys, values)
+        if batch.looks_back_at_little:
+            attended = from_numpy(few_tokens.attend(qkv.numpy(), few.slots, few.positions, keys, values, self._scaling))
+        else:
+            query = qkv.view(len(x), -1, self._head_dim)[:, : self._query_heads]
+            attended = batch.attend_cached(self._number, query, self._scaling).reshape(len(x), -1)
+        few_tokens.add(x, self.output.forward(attended).numpy())
         gate_and_up = self.gate_and_up.forward(from_numpy(few_tokens.normalize(x, *self._norms_of_few[1]))).numpy()
         few_tokens.add(x, self.down.forward(from_numpy(few_tokens.activate(gate_and_up))).numpy())
 

@@ -1,8 +1,9 @@
 """Attention over packed tokens of many sequences, straight from a slot cache.
 
 The packed tokens `[T]` of a batch are those of its rows, end to end. On a CPU in float32, many rows of few tokens are
-attended to by `short_rows`; all others by `segments`. This module knows nothing of transformers: `transformers_forward`
-registers it there.
+attended to by `short_rows`; all others by `segments`. Of a handful of tokens whole layers are computed otherwise
+(`few_tokens`), where the model is one that `fused_forward` takes over. This module knows nothing of transformers:
+`transformers_forward` registers it there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from adaptive_verification.forward import few_tokens
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.segments import SegmentedRows
-from adaptive_verification.forward.short_rows import ShortRows, short_rows
+from adaptive_verification.forward.short_rows import FEWEST_POSITIONS, ShortRows, short_rows
 
 
 class KVCache:
@@ -80,10 +81,15 @@ class RaggedBatch:
 
     @property
     def has_few_tokens(self) -> bool:
-        """Whether `few_tokens` computes a layer of it faster."""
+        """Whether `few_tokens` is the faster way."""
         keys = self._cache.keys[0]
         is_possible = keys.device.type == "cpu" and keys.dtype == torch.float32
-        return is_possible and few_tokens.are_few(self.num_tokens, int(self.positions.sum()))
+        return is_possible and self.num_tokens <= few_tokens.MOST_TOKENS
+
+    @functools.cached_property
+    def looks_back_at_little(self) -> bool:
+        """Whether several threads for attention are not worth their waking."""
+        return int(self.positions.sum()) < FEWEST_POSITIONS
 
     @functools.cached_property
     def _parts(self) -> list[tuple[ShortRows | SegmentedRows, Tensor]]:
@@ -119,10 +125,15 @@ class RaggedBatch:
         keys, values = self.cached(layer)
         keys[self.slot_of_token, :, self.positions] = key
         values[self.slot_of_token, :, self.positions] = value
+        return self.attend_cached(layer, query, scaling)
+
+    def attend_cached(self, layer: int, query: Tensor, scaling: float) -> Tensor:
+        """As `attend`, where keys and values are in the cache already."""
+        keys, values = self.cached(layer)
         outputs = [part.attend(query, keys, values, scaling) for part, _ in self._parts]
         if len(outputs) == 1:
             return outputs[0]
-        together = query.new_empty(len(query), query.shape[1], value.shape[-1])
+        together = query.new_empty(len(query), query.shape[1], values.shape[-1])
         for (_, tokens), output in zip(self._parts, outputs, strict=True):
             together[tokens] = output
         return together

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive_verification.compiled import compiled
+from adaptive_verification.errors import ContractError
 from adaptive_verification.sampling.noise import ACCEPT, FINAL, GOLDEN, MIX_1, MIX_2
 from adaptive_verification.verification.block import Block
 
@@ -49,7 +50,14 @@ def walk(
         first_position: `[all rows]` int64, the place in the logits where a row's positions begin.
         accepted, tokens, log_probs: `[all rows]` int64, `[all rows, K + 1]` int64 and float32: receive the drafts
             accepted, the output tokens and, where they are wanted, their log-probabilities.
+
+    Raises:
+        ContractError: a draft or candidate is no token of the target's; compiled code would not notice.
     """
+    for name, ids in (("DRAFT_TOKENS", block.draft_tokens.numpy()), ("CANDIDATE_IDS", block.q_ids.numpy())):
+        if ids.size and not 0 <= ids.min() <= ids.max() < logits.shape[1]:
+            wrong = ids[(ids < 0) | (ids >= logits.shape[1])][0]
+            raise ContractError(f"{name} has {wrong}; a token id of the target is 0 to {logits.shape[1] - 1}")
     tensors = (
         *(logits.to(torch.promote_types(logits.dtype, torch.float32)), rows, first_position, block.admitted),
         *(block.draft_tokens, block.q_ids, block.q_probs, block.temperature, block.top_k, block.top_p, block.seed),

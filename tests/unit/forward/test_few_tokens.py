@@ -52,33 +52,27 @@ def test_attend_rotates_writes_the_cache_and_attends_up_to_each_token(query_head
     expected_keys[slots, :, positions] = rotated[:, query_heads : query_heads + kv_heads]
     expected_values[slots, :, positions] = qkv[:, query_heads + kv_heads :]
 
-    attended = few_tokens.attend(
-        qkv.clone().flatten(1).numpy(),
-        torch.stack([angle.cos(), angle.sin()], -1).numpy(),
-        slots.numpy(),
-        positions.numpy(),
-        keys.numpy(),
-        values.numpy(),
-        0.3,
-    )
+    places, cache = (slots.numpy(), positions.numpy()), (keys.numpy(), values.numpy())
+    own_qkv, rotation = qkv.clone().flatten(1).numpy(), torch.stack([angle.cos(), angle.sin()], -1).numpy()
+    few_tokens.rotate_and_cache(own_qkv, rotation, *places, *cache)
+    attended = few_tokens.attend(own_qkv, *places, *cache, 0.3)
     torch.testing.assert_close(keys, expected_keys)
     torch.testing.assert_close(values, expected_values)
     for token, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         query = rotated[token, :query_heads].unsqueeze(1)  # [heads, 1, head_dim]
         seen_keys, seen_values = (
-            cache[slot, :, : position + 1].repeat_interleave(query_heads // kv_heads, 0)
-            for cache in (expected_keys, expected_values)
+            of_slot[slot, :, : position + 1].repeat_interleave(query_heads // kv_heads, 0)
+            for of_slot in (expected_keys, expected_values)
         )
         expected = F.scaled_dot_product_attention(query, seen_keys, seen_values, scale=0.3)
         _assert_close(attended[token], expected.flatten())
 
 
-def test_a_batch_is_few_by_tokens_and_by_what_they_look_back_at() -> None:
+def test_a_batch_has_few_tokens_on_a_cpu_in_float32_only() -> None:
     def has_few_tokens(rows: list[Row], dtype: torch.dtype = torch.float32) -> bool:
         cache = KVCache(1, 16, 1, 2048, HEAD_DIM, HEAD_DIM, dtype, torch.device("cpu"))
         return RaggedBatch(rows, cache).has_few_tokens
 
     assert has_few_tokens([Row(slot, 100, 1) for slot in range(few_tokens.MOST_TOKENS)])
     assert not has_few_tokens([Row(slot, 100, 1) for slot in range(few_tokens.MOST_TOKENS + 1)])
-    assert not has_few_tokens([Row(0, few_tokens.MOST_POSITIONS + 1, 1)])
     assert not has_few_tokens([Row(0, 100, 1)], torch.bfloat16)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from adaptive_verification.errors import UnsupportedModel
-from adaptive_verification.forward import few_tokens
+from adaptive_verification.forward import few_tokens, ragged_attention
 from adaptive_verification.forward.fused_forward import FusedForward
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
 from adaptive_verification.forward.row import Row
@@ -49,10 +49,16 @@ ROWS = [[Row(0, 0, 9), Row(3, 0, 4)], [Row(3, 4, 1), Row(0, 9, 5), Row(1, 0, 3)]
 """Prompts, then blocks and single tokens beside a new prompt, then a truncated row."""
 
 
-@pytest.fixture(params=[0, 100], ids=["by torch", "as few tokens"], autouse=True)
-def most_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of computing a layer on a CPU."""
-    monkeypatch.setattr(few_tokens, "MOST_TOKENS", request.param)
+@pytest.fixture(
+    params=[(0, 800), (100, 800), (100, 0)],
+    ids=["by torch", "few tokens", "few tokens that look back at much"],
+    autouse=True,
+)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways of computing a layer on a CPU."""
+    most_tokens, fewest_positions = request.param
+    monkeypatch.setattr(few_tokens, "MOST_TOKENS", most_tokens)
+    monkeypatch.setattr(ragged_attention, "FEWEST_POSITIONS", fewest_positions)
 
 
 def logits_and_states(

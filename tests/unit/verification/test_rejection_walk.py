@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tests.unit.verification.test_acceptance import VOCAB_SIZE, made_block
 
 from adaptive_verification.contract import REJECTION
+from adaptive_verification.errors import ContractError
 from adaptive_verification.sampling import noise
 from adaptive_verification.verification import rejection_walk as walk
 from adaptive_verification.verification.acceptance import accept
@@ -140,6 +141,17 @@ def test_rows_without_a_number_get_some_token(top_k: int, top_p: float, temperat
     )
     outcome = accept(torch.full_like(logits, torch.nan), block)
     assert ((outcome.output_tokens >= 0) & (outcome.output_tokens < VOCAB_SIZE)).all()
+
+
+@pytest.mark.parametrize("field", ["draft_tokens", "q_ids"])
+@pytest.mark.parametrize("wrong", [-1, VOCAB_SIZE])
+def test_tokens_that_the_target_does_not_have_are_refused(field: str, wrong: int) -> None:
+    logits, block = made_block()
+    ids = getattr(block, field).clone()
+    ids.view(-1)[-1] = wrong
+    name = {"draft_tokens": "DRAFT_TOKENS", "q_ids": "CANDIDATE_IDS"}[field]
+    with pytest.raises(ContractError, match=f"{name} has {wrong}; a token id of the target is 0 to {VOCAB_SIZE - 1}"):
+        accept(logits, dataclasses.replace(block, **{field: ids}))
 
 
 def test_compiled_it_does_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
