@@ -5,8 +5,9 @@ and data have left the caches since the last step. A compiled loop is one call, 
 out.
 
 What is compiled is kept on disk, where there is a place for it. Numba compiles again when the function's own file has
-changed, so a compiled function calls none of another module. Plain loops compile in half a second, array operations
-(slices that are assigned, `where`, `partition`) in several. Nothing checks indices: whoever calls has done so.
+changed, so a compiled function calls none of another module, and takes only constants from there that do not change, as
+those of the wire. Plain loops compile in half a second, array operations (slices that are assigned, `where`,
+`partition`) in several. Nothing checks indices: whoever calls has done so.
 """
 
 from __future__ import annotations

@@ -145,6 +145,11 @@ class Draft(Message):
     """
 
     shared_fields = frozenset({"draft_cost"})
+    ranges: ClassVar[dict[str, Range]] = {
+        "drafted_count": Range(0, _MAX_INT32, "at least 0"),
+        "draft_status": Range(0, _MAX_INT32, "at least 0"),
+        "draft_match_length": Range(0, _MAX_INT32, "at least 0"),
+    }
 
     drafted_count: Tensor = line_of(DRAFT_ROWS)
     draft_status: Tensor = line_of(DRAFT_ROWS)  # STATUS_*; a row that is not ok has no drafts

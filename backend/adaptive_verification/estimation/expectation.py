@@ -24,47 +24,6 @@ _KEEP_PER_STEP = 0.98
 """The running mean's memory: the last 50 steps or so."""
 
 
-@compiled
-def _whole_block(
-    acceptance: NDArray[np.float32], counts: NDArray[np.int64], mean_acceptance: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    block = np.empty_like(acceptance)
-    rows, num_positions = block.shape
-    for row in range(rows):
-        for position in range(num_positions):
-            is_drafted = position < counts[row]
-            block[row, position] = acceptance[row, position] if is_drafted else mean_acceptance[position]
-    return block
-
-
-@compiled
-def _add(
-    sums: NDArray[np.float32],
-    recent_survival: NDArray[np.float32],
-    oldest: int,
-    acceptance: NDArray[np.float32],
-    counts: NDArray[np.int64],
-    whole_survival: NDArray[np.float32],
-) -> int:
-    """Brings sums and sample up to date; how many blocks the sample took up."""
-    num_positions = sums.shape[1]
-    (blocks,) = (counts > 0).nonzero()
-    for position in range(num_positions):
-        drafts, expected = 0, 0.0
-        for row in blocks:
-            if position < counts[row]:
-                drafts += 1
-                expected += acceptance[row, position]
-        if drafts:
-            sums[0, position] = sums[0, position] * _KEEP_PER_STEP + expected
-            sums[1, position] = sums[1, position] * _KEEP_PER_STEP + drafts
-    taken_up = min(SAMPLE_SIZE, len(blocks))
-    for place in range(oldest, oldest + taken_up):
-        for position in range(num_positions):  # rows take turns
-            recent_survival[place % SAMPLE_SIZE, position] = whole_survival[blocks[place % len(blocks)], position]
-    return taken_up
-
-
 class Expectation:
     """Running mean acceptance by position, and a sample of recent blocks.
 
@@ -129,3 +88,44 @@ class Expectation:
         ):
             raise ValueError(f"sums must be {list(self._sums.shape)} finite numbers, drafts above 0")
         self._sums = sums
+
+
+@compiled
+def _whole_block(
+    acceptance: NDArray[np.float32], counts: NDArray[np.int64], mean_acceptance: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    block = np.empty_like(acceptance)
+    rows, num_positions = block.shape
+    for row in range(rows):
+        for position in range(num_positions):
+            is_drafted = position < counts[row]
+            block[row, position] = acceptance[row, position] if is_drafted else mean_acceptance[position]
+    return block
+
+
+@compiled
+def _add(
+    sums: NDArray[np.float32],
+    recent_survival: NDArray[np.float32],
+    oldest: int,
+    acceptance: NDArray[np.float32],
+    counts: NDArray[np.int64],
+    whole_survival: NDArray[np.float32],
+) -> int:
+    """Brings sums and sample up to date; how many blocks the sample took up."""
+    num_positions = sums.shape[1]
+    (blocks,) = (counts > 0).nonzero()
+    for position in range(num_positions):
+        drafts, expected = 0, 0.0
+        for row in blocks:
+            if position < counts[row]:
+                drafts += 1
+                expected += acceptance[row, position]
+        if drafts:
+            sums[0, position] = sums[0, position] * _KEEP_PER_STEP + expected
+            sums[1, position] = sums[1, position] * _KEEP_PER_STEP + drafts
+    taken_up = min(SAMPLE_SIZE, len(blocks))
+    for place in range(oldest, oldest + taken_up):
+        for position in range(num_positions):  # rows take turns
+            recent_survival[place % SAMPLE_SIZE, position] = whole_survival[blocks[place % len(blocks)], position]
+    return taken_up

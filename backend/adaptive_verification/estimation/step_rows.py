@@ -103,7 +103,7 @@ def _step_rows(
     for row in range(rows):
         confirmed[row] = context_length[row] + new_tokens[row]
         asked[row] = draft_limit[row] if draft_status[row] == STATUS_OK else FILL_ONLY
-        counts[row] = max(min(drafted[row], num_positions), 0)
+        counts[row] = min(drafted[row], num_positions)
         match_length[row] = draft_match_length[row] if drafted[row] > 0 else 0
         allowed = max(min(asked[row], model_draft_limit[row], num_positions), 0)
         limits[row] = counts[row] if match_length[row] > 0 else allowed

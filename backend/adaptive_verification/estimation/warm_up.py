@@ -21,7 +21,7 @@ _ROWS = 2
 
 
 def warm_up(settings: EstimatorSettings) -> None:
-    """Runs an estimator like this one, which is thrown away, through two steps that leave nothing out."""
+    """Runs an estimator like this one, which is thrown away, through a step that leaves nothing out."""
     flat = CostCurve((1, 2), (1.0, 1.0))
     stage = EstimatorStage(
         settings.model_copy(update={"state_directory": "", "exploration_share": 1.0}),
@@ -45,7 +45,6 @@ def warm_up(settings: EstimatorSettings) -> None:
         draft_features=torch.zeros(_ROWS * len(DRAFT_FEATURES)),
     )
     stage.step(request, draft)
-    stage.step(dataclasses.replace(request, context_length=2 * one), draft)  # its first step's drafts were accepted
 
 
 def _blank(message: type[M]) -> M:

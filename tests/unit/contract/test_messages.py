@@ -77,6 +77,13 @@ def test_ragged_lengths_between_the_stages_are_checked() -> None:
         wrong.validate()
 
 
+def test_counts_that_fit_in_sum_alone_are_refused() -> None:
+    """What reads the drafts goes by them."""
+    counts = torch.tensor([-1, 3], dtype=torch.int32)
+    with pytest.raises(ContractError, match=r"DRAFTED_COUNT\[0\] is -1; it must be at least 0"):
+        dataclasses.replace(draft(), drafted_count=counts).validate()
+
+
 def test_a_wide_tensor_has_the_same_width_everywhere_or_none() -> None:
     dataclasses.replace(draft(), draft_features=torch.empty(0)).validate()
     with pytest.raises(ContractError, match="DRAFT_FEATURES has 5 entries; it must have as many for each of 2"):

@@ -149,8 +149,9 @@ def test_states_are_kept_while_no_drafts_are_wanted_and_used_afterwards() -> Non
     assert loop.run(1).drafted_count.tolist() == [3]
 
 
-def test_states_wait_until_their_sequence_is_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, written = Loop(), []
+def noted_writes(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The positions of each time that the model is given states, from now on."""
+    written: list[list[int]] = []
     write = loop.drafter.write_states
 
     def write_and_note(slots: torch.Tensor, positions: torch.Tensor, states: torch.Tensor) -> None:
@@ -158,6 +159,12 @@ def test_states_wait_until_their_sequence_is_drafted_for(monkeypatch: pytest.Mon
         write(slots, positions, states)
 
     monkeypatch.setattr(loop.drafter, "write_states", write_and_note)
+    return written
+
+
+def test_states_wait_until_their_sequence_is_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    written = noted_writes(loop, monkeypatch)
     loop.add(1, [1, 2, 3])
     loop.add(2, [4, 5])
     for _ in range(4):
@@ -165,13 +172,27 @@ def test_states_wait_until_their_sequence_is_drafted_for(monkeypatch: pytest.Mon
     assert written == []
     assert loop.run(1).drafted_count.tolist() == [3]
     assert written == [[0, 1, 2, 3, 4, 5]]
+    loop.run(1)
+    assert written[1][0] == 6, "what was given is not given again"
 
 
-def test_waiting_states_of_tokens_that_were_taken_back_are_replaced() -> None:
+def test_waiting_states_of_tokens_that_were_taken_back_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
+    written = noted_writes(loop, monkeypatch)
     waiting = RequestRow(1, 0, [1, 2, 3], 3, model_draft_limit=0, hidden_states=states(0, [(1,), (1, 2)]))
     assert drafted(loop, waiting) == [0]
     assert drafted(loop, RequestRow(1, 1, [4, 5], 3, hidden_states=states(1, [(1, 4)]))) == [3]
+    assert written == [[0, 1], [1]], "of two states for one place written at once, either may stay"
+
+
+def test_waiting_states_outlive_the_request_that_brought_them() -> None:
+    """A server uses a request's memory again."""
+    loop = Loop()
+    sent = states(0, [(1,), (1, 2)])
+    request = step_request([RequestRow(1, 0, [1, 2, 3], 3, model_draft_limit=0, hidden_states=sent)])
+    loop.stage.step(request)
+    request.previous_hidden_states.zero_()
+    assert drafted(loop, RequestRow(1, 3, [4], 3, hidden_states=states(2, [(1, 2, 3)]))) == [3]
 
 
 def test_a_row_that_catches_up_in_several_steps_keeps_the_targets_states() -> None:
