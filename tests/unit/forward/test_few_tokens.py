@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from adaptive_verification.forward import few_tokens
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
 from adaptive_verification.forward.row import Row
+from adaptive_verification.forward.short_rows import FEWEST_POSITIONS
 
 HEAD_DIM, CAPACITY = 8, 32
 
@@ -76,3 +77,9 @@ def test_a_batch_has_few_tokens_on_a_cpu_in_float32_only() -> None:
     assert has_few_tokens([Row(slot, 100, 1) for slot in range(few_tokens.MOST_TOKENS)])
     assert not has_few_tokens([Row(slot, 100, 1) for slot in range(few_tokens.MOST_TOKENS + 1)])
     assert not has_few_tokens([Row(0, 100, 1)], torch.bfloat16)
+
+
+def test_several_threads_attend_where_there_is_much_to_look_back_at() -> None:
+    cache = KVCache(1, 16, 1, 2048, HEAD_DIM, HEAD_DIM, torch.float32, torch.device("cpu"))
+    assert RaggedBatch([Row(0, FEWEST_POSITIONS - 1, 1)], cache).looks_back_at_little
+    assert not RaggedBatch([Row(slot, FEWEST_POSITIONS // 2, 1) for slot in range(2)], cache).looks_back_at_little
