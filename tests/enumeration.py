@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adaptive_verification.drafting import proposal_loop
 from adaptive_verification.verification import rejection_walk
 from adaptive_verification.verification.acceptance import Accepted, accept
 from adaptive_verification.verification.block import Block
@@ -24,12 +25,13 @@ T = TypeVar("T", bound=Hashable)
 
 
 def decide_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verifier decides about all positions of a step at once, as it does on a GPU."""
+    """The drafter draws for all rows, and the verifier decides about all positions of a step, at once, as on a GPU."""
 
     def accept_at_once(logits: Tensor, block: Block) -> Accepted:
-        return accept(logits, block, wave_length=block.draft_tokens.shape[1] + 1)
+        return accept(logits, block, wave_length=int(block.admitted.max()) + 1)
 
     monkeypatch.setattr("adaptive_verification.verification.stage.accept", accept_at_once)
+    monkeypatch.setattr("adaptive_verification.drafting.stage.MOST_CANDIDATES", 0)
 
 
 class Enumerator:
@@ -43,8 +45,9 @@ class Enumerator:
         monkeypatch.setattr("adaptive_verification.drafting.proposal.draw", self._draw)
         monkeypatch.setattr("adaptive_verification.verification.target_distribution.draw", self._draw)
         monkeypatch.setattr("adaptive_verification.verification.acceptance.acceptance_probability", self._accept)
-        monkeypatch.setattr(rejection_walk, "_walk", rejection_walk._walk.py_func)  # type: ignore[attr-defined]  # as numba keeps it
-        monkeypatch.setattr(rejection_walk, "_draw", lambda weights, total, uniform: self._choose(weights.tolist()))
+        for module, loop in ((rejection_walk, "_walk"), (proposal_loop, "_propose")):
+            monkeypatch.setattr(module, loop, getattr(module, loop).py_func)  # as numba keeps it
+            monkeypatch.setattr(module, "draw_weighted", lambda weights, total, uniform: self._choose(weights.tolist()))
         monkeypatch.setattr(rejection_walk, "_accepts", self.accepts)
 
     def outcomes(self, run: Callable[[], T]) -> dict[T, float]:
@@ -77,7 +80,7 @@ class Enumerator:
 
     def accepts(self, p: float, q: float, coin: float) -> bool:
         """In the place of `rejection_walk._accepts`."""
-        probability = min(1.0, p / q) if q > 0 else 0.0
+        probability = min(1.0, p / q)
         return bool(self._choose([1 - probability, probability]))
 
     def _accept(self, p: Tensor, q: Tensor) -> Tensor:

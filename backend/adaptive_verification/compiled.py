@@ -4,20 +4,36 @@ Written with numpy such a loop is a dozen calls. Each costs microseconds, not fo
 and data have left the caches since the last step. A compiled loop is one call, and reads like the rule that it carries
 out.
 
-What is compiled is kept on disk, where there is a place for it. Numba compiles again when the function's own file has
-changed, so a compiled function calls none of another module, and takes only constants from there that do not change, as
-those of the wire. Plain loops compile in half a second, array operations (slices that are assigned, `where`,
-`partition`) in several. Nothing checks indices: whoever calls has done so.
+What is compiled is kept on disk, where there is a place for it, in a directory for just these sources: numba by itself
+sees changes of a function's own file, but not of the compiled functions that it calls. Plain loops compile in half a
+second, array operations (slices that are assigned, `where`, `partition`) in several. Nothing checks indices: whoever
+calls has done so.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
 import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_PACKAGE = Path(__file__).parent
+
+
+def _directory_for(sources: list[Path]) -> str:
+    """Where functions compiled from these sources are kept."""
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    parent = numba.config.CACHE_DIR or _PACKAGE / "__pycache__"  # type: ignore[attr-defined]  # made at run time
+    return str(Path(parent) / digest[:16])
+
+
+numba.config.CACHE_DIR = _directory_for(  # type: ignore[attr-defined]
+    sorted(file for file in _PACKAGE.rglob("*.py") if b"compiled" in file.read_bytes())
+)
 
 
 @overload

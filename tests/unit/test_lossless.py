@@ -183,7 +183,7 @@ def test_the_proof_fails_when_the_final_token_ignores_the_rejection(
     enumerator = Enumerator(monkeypatch)
     for name in ("residual", "residual_of_sparse"):
         monkeypatch.setattr(f"adaptive_verification.verification.target_distribution.{name}", lambda p, q: p)
-    monkeypatch.setattr(rejection_walk, "_leave_residual", lambda weights, total, q_ids, q_probs: total)
+    monkeypatch.setattr(rejection_walk, "_leave_residual", lambda weights, total, *q: total)
     outcomes = enumerator.outcomes(lambda: run_steps(p, q, 3, [2], settings, draft_limit=2, num_steps=1, draft_top_k=3))
     with pytest.raises(AssertionError, match="off by"):
         assert_distributed_by(outcomes, p, 3)

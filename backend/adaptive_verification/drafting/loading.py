@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import AutoTokenizer
 
 from adaptive_verification.contract.step import Drafter
-from adaptive_verification.drafting import hidden_state_files
+from adaptive_verification.drafting import hidden_state_files, proposal_loop
 from adaptive_verification.drafting.hidden_state_kind import is_hidden_state_drafter
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.lookup_stage import LookupDrafter
@@ -60,6 +60,8 @@ def _load_model(settings: DrafterSettings, drafter: str, target: str) -> CausalD
     else:
         refuse_other_tokenizer(target=target, drafter=drafter)
         model = CausalModel.load(drafter, options)
+    if model.device.type == "cpu":
+        proposal_loop.warm_up()
     publish_curves(
         environment.state_directory(),
         "drafter",

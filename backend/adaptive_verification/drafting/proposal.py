@@ -34,13 +34,12 @@ class Proposal(NamedTuple):
 
 def propose(
     logits: Tensor,
-    *,
     temperature: Tensor,
     top_k: Tensor,
     top_p: Tensor,
     draft_top_k: int,
     keys: Keys,
-    token_ids: Tensor | None = None,
+    token_ids: Tensor,
     with_features: bool = False,
 ) -> Proposal:
     """Draws one draft of each row.
@@ -51,16 +50,14 @@ def propose(
 
     Args:
         logits: `[rows, vocab]`.
-        token_ids: `[vocab]`, which token each logit is of, for a reduced draft vocabulary.
         temperature, top_k, top_p: `[rows]`, see `sampling.truncation`.
+        draft_top_k: at most `vocab`.
+        token_ids: `[vocab]`, which token each logit is of.
     """
     scaled = scale(logits, temperature)
     at_most = torch.where(top_k > 0, top_k.clamp(max=draft_top_k), draft_top_k)
-    q = truncate(scaled, temperature, at_most, top_p)
-    places = q.ids
-    if token_ids is not None:
-        q = Candidates(token_ids[q.ids], q.probs)
-    q = Candidates(q.ids, q.probs.to(torch.float32).to(torch.float64))  # what travels is what is drawn from
+    places, probs = truncate(scaled, temperature, at_most, top_p)
+    q = Candidates(token_ids[places], probs.to(torch.float32).to(torch.float64))  # what travels is what is drawn from
     index = _choose(q, keys)
     q = Candidates(q.ids, torch.where(keys.coupled.unsqueeze(-1), one_hot(index, q.probs.shape[-1]), q.probs))
     features = draft_features(scaled, _at(places, index)) if with_features else None

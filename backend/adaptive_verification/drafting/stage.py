@@ -8,6 +8,7 @@ nothing here and a long prompt does not hold up the others.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +19,11 @@ from adaptive_verification.contract import COUPLED, Draft, DraftCost, StepReques
 from adaptive_verification.drafting.handed_on_states import HandedOnStates
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.proposal import Keys, Proposal, propose
+from adaptive_verification.drafting.proposal_loop import MOST_CANDIDATES, propose_by_loop
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
 from adaptive_verification.forward.step_rows import place_rows
-from adaptive_verification.ragged import mask
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,11 @@ class CausalDrafter:
         drafted. `with_features`: the drafts carry `estimation.features.DRAFT_FEATURES`."""
         self._model = model
         self._states = HandedOnStates(model) if isinstance(model, HiddenStateModel) else None
-        self._token_ids = model.token_ids if isinstance(model, HiddenStateModel) else None
-        self._num_ids = min(target_vocab_size, model.vocab_size if self._token_ids is None else len(self._token_ids))
-        self._draft_top_k = min(draft_top_k, self._num_ids)
+        if isinstance(model, HiddenStateModel):
+            self._token_ids = model.token_ids
+        else:
+            self._token_ids = torch.arange(min(target_vocab_size, model.vocab_size), device=model.device)
+        self._draft_top_k = min(draft_top_k, len(self._token_ids))
         self._max_catch_up_tokens = max_catch_up_tokens
         self._with_features = with_features
         self._table = SequenceTable(
@@ -80,10 +83,8 @@ class CausalDrafter:
                 self._states.write([row.sequence for row in rows])
             logits = self._prefill(rows, len(drafting))
             if drafting:
-                sampler = _Sampler(
-                    request, drafting, self._draft_top_k, self._token_ids, self._with_features, self._model.device
-                )
-                proposals.append(sampler.propose(logits[:, : self._num_ids], depth=0))
+                sampler = _Sampler(request, drafting, self._draft_top_k, self._token_ids, self._with_features)
+                proposals.append(sampler.propose(logits, depth=0))
                 prefilled = time.perf_counter()
                 proposals += self._extend(drafting, sampler, proposals[0])
         cost = DraftCost(
@@ -134,7 +135,7 @@ class CausalDrafter:
             active = [row for row in drafting if row.limit > depth]
             batch = [Row(row.sequence.slot, row.sequence.confirmed_length + depth - 1, 1) for row in active]
             logits = self._model.forward(proposal.tokens[: len(active)], batch, None)
-            proposal = sampler.propose(logits[:, : self._num_ids], depth)
+            proposal = sampler.propose(logits, depth)
             proposals.append(proposal)
         return proposals
 
@@ -158,29 +159,26 @@ class CausalDrafter:
                 draft_cost=cost.to_tensor(),
             )
         index = torch.tensor([row.index for row in drafting])
-        limits = torch.tensor([row.limit for row in drafting], dtype=torch.int32)
-        drafted_count[index] = limits
-        in_row_order = index.argsort().to(self._model.device)
-        is_draft = mask(limits[index.argsort()], len(proposals)).to(self._model.device)  # [rows, K]
-
-        tokens = _stack([proposal.tokens for proposal in proposals])[in_row_order]  # [rows, K]
-        q_probs = _stack([proposal.q.probs for proposal in proposals])[in_row_order][is_draft]  # [drafts, C]
-        q_ids = _stack([proposal.q.ids for proposal in proposals])[in_row_order][is_draft]
-        log_odds = _stack([proposal.log_odds for proposal in proposals])[in_row_order][is_draft]
-        of_features = [proposal.features for proposal in proposals if proposal.features is not None]
-        features = _stack(of_features)[in_row_order][is_draft] if of_features else torch.empty(0)  # [drafts, 3]
-        is_candidate = q_probs > 0
-        for row, drafts in zip(drafting, _stack([p.tokens for p in proposals]).tolist(), strict=True):
+        drafted_count[index] = torch.tensor([row.limit for row in drafting], dtype=torch.int32)
+        # made depth by depth, sent row by row
+        order = torch.cat([index[: len(proposal.tokens)] for proposal in proposals]).argsort(stable=True)
+        order = order.to(self._model.device)
+        tokens = torch.cat([proposal.tokens for proposal in proposals])[order].to("cpu", torch.int32)
+        q_ids, q_probs = (_joined(parts)[order] for parts in zip(*(proposal.q for proposal in proposals), strict=True))
+        features = [proposal.features for proposal in proposals if proposal.features is not None]
+        is_candidate = q_probs > 0  # [drafts, C]
+        drafts_of_rows = tokens.split(drafted_count.tolist())
+        for row in drafting:
             # drafts that followed from the drafter's own states are computed again, from the target's
-            computed_drafts = drafts[: row.limit - 1] if self._states is None else []
+            computed_drafts = drafts_of_rows[row.index][:-1].tolist() if self._states is None else []
             row.sequence.mark_computed(row.sequence.confirmed_length, computed_drafts)
         return Draft(
             drafted_count=drafted_count,
             draft_status=statuses,
             draft_match_length=torch.zeros_like(drafted_count),
-            draft_tokens=tokens[is_draft].to("cpu", torch.int32),
-            draft_log_odds=log_odds.to(torch.float32),
-            draft_features=features.to(torch.float32).flatten(),
+            draft_tokens=tokens,
+            draft_log_odds=torch.cat([proposal.log_odds for proposal in proposals])[order].to(torch.float32),
+            draft_features=torch.cat(features)[order].to(torch.float32).flatten() if features else torch.empty(0),
             candidate_count=is_candidate.sum(-1).to("cpu", torch.int32),
             candidate_ids=q_ids[is_candidate].to(torch.int32),
             candidate_probs=q_probs[is_candidate].to(torch.float32),
@@ -196,42 +194,38 @@ class _Sampler:
         request: StepRequest,
         drafting: list[_CatchUp],
         draft_top_k: int,
-        token_ids: Tensor | None,
+        token_ids: Tensor,
         with_features: bool,
-        device: torch.device,
     ) -> None:
+        """`token_ids`: `[vocab]`, which token each logit is of, on the model's device."""
+        device = token_ids.device
         index = torch.tensor([row.index for row in drafting])
         self._temperature = request.temperature[index].to(device)
-        self._top_k = request.top_k[index].to(device, torch.int64)
+        self._top_k = request.top_k[index].to(device)
         self._top_p = request.top_p[index].to(device)
         self._seed = request.seed[index].to(device)
-        self._coupled = (request.acceptance[index] == COUPLED).to(device)
+        coupled = request.acceptance[index] == COUPLED
+        self._coupled = coupled.to(device)
         self._block = torch.tensor([row.sequence.confirmed_length for row in drafting], device=device)
         self._draft_top_k = draft_top_k
         self._token_ids = token_ids
         self._with_features = with_features
-
-    def propose(self, logits: Tensor, depth: int) -> Proposal:
-        """One draft of each of the first rows, as many as there are logits."""
-        rows = slice(len(logits))
-        return propose(
-            logits,
-            temperature=self._temperature[rows],
-            top_k=self._top_k[rows],
-            top_p=self._top_p[rows],
-            draft_top_k=self._draft_top_k,
-            token_ids=self._token_ids,
-            with_features=self._with_features,
-            keys=Keys(self._seed[rows], self._block[rows], depth, self._coupled[rows]),
+        self._has_loop = (
+            device.type == "cpu" and draft_top_k <= MOST_CANDIDATES and not with_features and not bool(coupled.any())
         )
 
+    def propose(self, logits: Tensor, depth: int) -> Proposal:
+        """One draft of each of the first rows, as many as there are logits; padding of the vocabulary is left out."""
+        logits = logits[:, : len(self._token_ids)]
+        rows = slice(len(logits))
+        settings = (self._temperature[rows], self._top_k[rows], self._top_p[rows])
+        keys = Keys(self._seed[rows], self._block[rows], depth, self._coupled[rows])
+        if self._has_loop:
+            return propose_by_loop(logits, *settings, self._draft_top_k, keys, self._token_ids)
+        return propose(logits, *settings, self._draft_top_k, keys, self._token_ids, self._with_features)
 
-def _stack(by_depth: list[Tensor]) -> Tensor:
-    """`[rows_d]` or `[rows_d, C_d]` by depth, ever fewer rows -> `[rows, K]` or `[rows, K, C]`, zeros elsewhere."""
-    rows = len(by_depth[0])
-    if by_depth[0].dim() == 1:
-        return torch.stack([F.pad(tensor, (0, rows - len(tensor))) for tensor in by_depth], dim=1)
+
+def _joined(by_depth: Sequence[Tensor]) -> Tensor:
+    """`[rows_d, C_d]` by depth -> `[drafts, C]`, zeros behind what is narrower."""
     width = max(tensor.shape[1] for tensor in by_depth)
-    return torch.stack(
-        [F.pad(tensor, (0, width - tensor.shape[1], 0, rows - len(tensor))) for tensor in by_depth], dim=1
-    )
+    return torch.cat([F.pad(tensor, (0, width - tensor.shape[1])) for tensor in by_depth])

@@ -18,7 +18,7 @@ from adaptive_verification.contract import COUPLED, REJECTION
 from adaptive_verification.ragged import mask, select
 from adaptive_verification.sampling import noise
 from adaptive_verification.sampling.truncation import Candidates
-from adaptive_verification.verification.block import Block, Wave, positions_of
+from adaptive_verification.verification.block import Block, PaddedBlock, Wave, positions_of
 from adaptive_verification.verification.coupled import decide_coupled
 from adaptive_verification.verification.rejection import acceptance_probability, accepted_prefix
 from adaptive_verification.verification.rejection_walk import walk
@@ -43,20 +43,40 @@ def accept(logits: Tensor, block: Block, *, wave_length: int | None = None) -> A
             and no decision about a draft. By default waves have one position where that is dear (on a CPU, of rows
             that are not greedy), else all.
     """
-    num_rows, num_drafts = block.draft_tokens.shape
-    first_position = (block.admitted + 1).cumsum(0) - (block.admitted + 1)  # [rows]
-    accepted = torch.zeros_like(block.admitted)
-    tokens = block.draft_tokens.new_zeros(num_rows, num_drafts + 1)
+    admitted = block.admitted[block.sampling]
+    num_rows, num_drafts = len(admitted), int(admitted.max())
+    admitted = admitted.to(logits.device)
+    first_position = (admitted + 1).cumsum(0) - (admitted + 1)  # [rows]
+    accepted = torch.zeros_like(admitted)
+    tokens = admitted.new_zeros(num_rows, num_drafts + 1)
     log_probs = torch.full_like(tokens, torch.nan, dtype=torch.float32)
-    some_want_log_probs = bool(block.wants_log_probs.any())
     rows = torch.arange(num_rows, device=logits.device)  # those that have accepted everything so far
     if wave_length is None:
         wave_length = num_drafts + 1
         if logits.device.type == "cpu":
-            by_rejection = block.acceptance == REJECTION
-            walk(logits, block, rows[by_rejection], first_position, accepted, tokens, log_probs)
+            by_rejection = block.acceptance[block.sampling] == REJECTION
+            walk(logits, block, first_position, rows[by_rejection], accepted, tokens, log_probs)
             rows = rows[~by_rejection]
-            wave_length = 1 if bool((block.temperature[rows] > 0).any()) else wave_length
+            wave_length = 1 if bool((block.temperature[block.sampling][rows] > 0).any()) else wave_length
+    if len(rows):
+        _decide_in_waves(logits, block.padded, first_position, rows, wave_length, accepted, tokens, log_probs)
+    is_output = mask(accepted + 1, num_drafts + 1)
+    return Accepted(accepted, tokens[is_output], log_probs[is_output])
+
+
+def _decide_in_waves(
+    logits: Tensor,
+    block: PaddedBlock,
+    first_position: Tensor,
+    rows: Tensor,
+    wave_length: int,
+    accepted: Tensor,
+    tokens: Tensor,
+    log_probs: Tensor,
+) -> None:
+    """Decides about some rows. `accepted`, `tokens` and `log_probs` receive the results, as in `walk`."""
+    num_drafts = tokens.shape[1] - 1
+    some_want_log_probs = bool(block.wants_log_probs.any())
     for start in range(0, num_drafts + 1, wave_length):
         if len(rows) == 0:
             break
@@ -80,8 +100,6 @@ def accept(logits: Tensor, block: Block, *, wave_length: int | None = None) -> A
             log_probs[rows[row], start + place] = wanted_log_probs
         accepted[rows] += accepted_here
         rows = rows[accepted_here == wave.length]
-    is_output = mask(accepted + 1, num_drafts + 1)
-    return Accepted(accepted, tokens[is_output], log_probs[is_output])
 
 
 def _decide(target: TargetDistribution, wave: Wave) -> tuple[Tensor, Tensor]:

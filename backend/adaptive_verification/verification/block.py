@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adaptive_verification.ragged import pad
+
 
 @dataclass(frozen=True)
 class Block:
-    """All tensors on the logits' device."""
+    """Drafts and candidates as they travel: flat, row by row.
+
+    The first four tensors are on the host, which lays out by them; all others are on the logits' device.
+    """
+
+    sampling: Tensor  # [rows] int64, ascending: which of the step's n rows ask for tokens
+    admitted: Tensor  # [n] int64
+    drafted_count: Tensor  # [n] int32, at least as many as are admitted
+    candidate_count: Tensor  # [drafts] int32
+    draft_tokens: Tensor  # [drafts] int32
+    candidate_ids: Tensor  # [candidates] int32
+    candidate_probs: Tensor  # [candidates] float32, up to a factor for each draft
+    temperature: Tensor  # [n] float32, as top_p
+    top_k: Tensor  # [n] int32
+    top_p: Tensor  # [n]
+    seed: Tensor  # [n] int64
+    acceptance: Tensor  # [n] int32, REJECTION or COUPLED
+    block: Tensor  # [n] int32, the confirmed length that the drafts follow
+    wants_log_probs: Tensor  # [n] int32, 1 or 0
+
+    @functools.cached_property
+    def padded(self) -> PaddedBlock:
+        """The same, one line for each of the rows."""
+        q_ids = pad(pad(self.candidate_ids, self.candidate_count), self.drafted_count)  # [n, K, C]
+        q_probs = pad(pad(self.candidate_probs.to(torch.float64), self.candidate_count), self.drafted_count)
+        q_probs = q_probs / q_probs.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        rows = self.sampling.to(q_ids.device)
+        return PaddedBlock(
+            admitted=self.admitted[self.sampling].to(q_ids.device),
+            draft_tokens=pad(self.draft_tokens, self.drafted_count)[rows].to(torch.int64),
+            q_ids=q_ids[rows].to(torch.int64),
+            q_probs=q_probs[rows],
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows].to(torch.int64),
+            top_p=self.top_p[rows],
+            seed=self.seed[rows],
+            acceptance=self.acceptance[rows],
+            block=self.block[rows].to(torch.int64),
+            wants_log_probs=self.wants_log_probs[rows] > 0,
+        )
+
+
+@dataclass(frozen=True)
+class PaddedBlock:
+    """Zeros behind each row's drafts, and behind each draft's candidates."""
 
     admitted: Tensor  # [rows] int64
     draft_tokens: Tensor  # [rows, K] int64
     q_ids: Tensor  # [rows, K, C] int64
-    q_probs: Tensor  # [rows, K, C] float64, each draft's sum to 1 (as float32 they travelled, so not before)
+    q_probs: Tensor  # [rows, K, C] float64, each draft's sum to 1
     temperature: Tensor  # [rows]
     top_k: Tensor  # [rows]
     top_p: Tensor  # [rows]

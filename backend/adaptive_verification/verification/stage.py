@@ -24,7 +24,6 @@ from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
 from adaptive_verification.forward.step_rows import place_rows
-from adaptive_verification.ragged import pad
 from adaptive_verification.verification.acceptance import Accepted, accept
 from adaptive_verification.verification.block import Block
 from adaptive_verification.verification.hidden_states import FollowedRow, HandedOn, handed_on
@@ -124,25 +123,23 @@ class VerifierStage:
         self, logits: Tensor, request: StepRequest, draft: Draft, admitted: list[int], sampling: Tensor
     ) -> Accepted:
         device = self._model.device
-        q_ids = pad(pad(draft.candidate_ids, draft.candidate_count), draft.drafted_count)  # [n, K, C]
-        q_probs = pad(pad(draft.candidate_probs.to(torch.float64), draft.candidate_count), draft.drafted_count)
-        q_probs = q_probs / q_probs.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        draft_tokens = pad(draft.draft_tokens, draft.drafted_count)  # [n, K]
-        confirmed_length = request.context_length + request.token_count
         return accept(
             logits,
             Block(
-                admitted=torch.tensor(admitted)[sampling].to(device),
-                draft_tokens=draft_tokens[sampling].to(device, torch.int64),
-                q_ids=q_ids[sampling.to(q_ids.device)].to(device, torch.int64),
-                q_probs=q_probs[sampling.to(q_probs.device)].to(device),
-                temperature=request.temperature[sampling].to(device),
-                top_k=request.top_k[sampling].to(device, torch.int64),
-                top_p=request.top_p[sampling].to(device),
-                seed=request.seed[sampling].to(device),
-                acceptance=request.acceptance[sampling].to(device),
-                block=confirmed_length[sampling].to(device, torch.int64),
-                wants_log_probs=request.wants_log_probs[sampling].to(device, torch.bool),
+                sampling=sampling,
+                admitted=torch.tensor(admitted),
+                drafted_count=draft.drafted_count,
+                candidate_count=draft.candidate_count,
+                draft_tokens=draft.draft_tokens.to(device),
+                candidate_ids=draft.candidate_ids.to(device),
+                candidate_probs=draft.candidate_probs.to(device),
+                temperature=request.temperature.to(device),
+                top_k=request.top_k.to(device),
+                top_p=request.top_p.to(device),
+                seed=request.seed.to(device),
+                acceptance=request.acceptance.to(device),
+                block=(request.context_length + request.token_count).to(device),
+                wants_log_probs=request.wants_log_probs.to(device),
             ),
         )
 

@@ -28,19 +28,29 @@ def made_block() -> tuple[torch.Tensor, Block]:
     q_ids = logits[position].topk(CANDIDATES).indices  # [rows, K, C]
     choice = torch.randint(0, 2, (ROWS, DRAFTS, 1), generator=numbers)
     settings = torch.arange(ROWS) % 6
+    every_draft = torch.full((ROWS * DRAFTS,), CANDIDATES, dtype=torch.int32)
     return logits, Block(
+        sampling=torch.arange(ROWS),
         admitted=admitted,
-        draft_tokens=q_ids.gather(-1, choice).squeeze(-1),
-        q_ids=q_ids,
-        q_probs=torch.full(q_ids.shape, 1 / CANDIDATES, dtype=torch.float64),
+        drafted_count=torch.full((ROWS,), DRAFTS, dtype=torch.int32),
+        candidate_count=every_draft,
+        draft_tokens=q_ids.gather(-1, choice).flatten().to(torch.int32),
+        candidate_ids=q_ids.flatten().to(torch.int32),
+        candidate_probs=torch.full((q_ids.numel(),), 1 / CANDIDATES),
         temperature=torch.tensor([0.0, 1.0, 1.0, 0.7, 1.0, 2.0])[settings],
-        top_k=torch.tensor([0, 0, 0, 40, 900, 0])[settings],
+        top_k=torch.tensor([0, 0, 0, 40, 900, 0], dtype=torch.int32)[settings],
         top_p=torch.tensor([1.0, 1.0, 0.5, 1.0, 0.95, 0.99])[settings],
         seed=torch.arange(ROWS),
-        acceptance=torch.tensor([REJECTION, COUPLED])[torch.arange(ROWS) // 6 % 2],
-        block=torch.full((ROWS,), 50),
-        wants_log_probs=torch.ones(ROWS, dtype=torch.bool),
+        acceptance=torch.tensor([REJECTION, COUPLED], dtype=torch.int32)[torch.arange(ROWS) // 6 % 2],
+        block=torch.full((ROWS,), 50, dtype=torch.int32),
+        wants_log_probs=torch.ones(ROWS, dtype=torch.int32),
     )
+
+
+def part(logits: torch.Tensor, block: Block, rows: slice) -> tuple[torch.Tensor, Block]:
+    """A step in which only these rows ask for tokens."""
+    positions = torch.cat(logits.split((block.admitted + 1).tolist())[rows])
+    return positions, dataclasses.replace(block, sampling=block.sampling[rows])
 
 
 def test_waves_of_any_length_decide_the_same() -> None:
@@ -58,10 +68,8 @@ def test_a_row_is_decided_as_if_it_were_alone() -> None:
     logits, block = made_block()
     together = accept(logits, block)
     outputs = together.output_tokens.split((together.accepted + 1).tolist())
-    positions = logits.split((block.admitted + 1).tolist())
-    fields = {name: getattr(block, name) for name in block.__dataclass_fields__}
     for row in range(ROWS):
-        alone = accept(positions[row], Block(**{name: tensor[row : row + 1] for name, tensor in fields.items()}))
+        alone = accept(*part(logits, block, slice(row, row + 1)))
         assert torch.equal(alone.output_tokens, outputs[row])
 
 
@@ -80,7 +88,7 @@ def test_log_probs_are_given_to_the_rows_that_want_them_alone() -> None:
     logits, block = made_block()
     whole = accept(logits, block)
     for wanted in (torch.arange(ROWS) % 3 == 0, torch.zeros(ROWS, dtype=torch.bool)):
-        result = accept(logits, dataclasses.replace(block, wants_log_probs=wanted))
+        result = accept(logits, dataclasses.replace(block, wants_log_probs=wanted.to(torch.int32)))
         assert torch.equal(result.output_tokens, whole.output_tokens)
         is_wanted = wanted.repeat_interleave(result.accepted + 1)
         assert torch.equal(result.log_probs[is_wanted], whole.log_probs[is_wanted])
