@@ -21,7 +21,7 @@ from adaptive_verification.training.unrolled_attention import Unrolling
 class Objective:
     """Weights of the parts of the loss, and how much of it is computed."""
 
-    depths: tuple[int, ...] = (1, 2, 1, 3)
+    depths: tuple[int, ...] = (1, 2, 1)
     """Passes of the steps, in turn: drafts in a row that are trained. Each pass costs as much as the first."""
     depth_decay: float = 0.8
     """Weight of each pass relative to the one before: deeper drafts are reached less often."""
@@ -29,37 +29,28 @@ class Objective:
     """Of the total variation, beside a cross-entropy of weight 1."""
     state_weight: float = 1.0
     """Of the squared distance to the target's own state, relative to its square: cheap, and it says more per token."""
-    position_share: float = 0.2
-    """Of the positions whose distributions are compared in a step: the head is most of the work."""
 
 
-def loss(
-    network: HiddenStateNetwork, batch: Batch, objective: Objective, depth: int, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
+def loss(network: HiddenStateNetwork, batch: Batch, objective: Objective, depth: int) -> tuple[Tensor, Tensor]:
     """The training loss over `depth` passes, and the mean overlap of each.
-
-    Args:
-        generator: draws the positions; None: all of them.
 
     Returns:
         (scalar, `[depth]` without gradient).
     """
     where = batch.is_written
-    if generator is not None:
-        drawn = torch.rand(where.shape, generator=generator, device=where.device) < objective.position_share
-        where = where & drawn if bool((where & drawn).any()) else where
+    targets = batch.target_states[where]
     with torch.no_grad():
         # target probabilities of the draft vocabulary: what lies outside is out of reach, and stays missing
-        log_p = network.logits(batch.target_states[where]) - batch.log_normalizer[where].unsqueeze(-1)
+        log_p = network.logits(targets) - batch.log_normalizer[where].unsqueeze(-1)
         p = log_p.exp()  # [positions, draft vocabulary]
     total = p.new_zeros(())
     overlaps = []
     for number, hidden in enumerate(unrolled(network, batch, depth)):
-        log_q = network.logits(hidden[where]).log_softmax(-1)
+        drafted = hidden[where]
+        log_q = network.logits(drafted).log_softmax(-1)
         overlap = torch.minimum(p, log_q.exp()).sum(-1).mean()
         cross_entropy = -(p * log_q).sum(-1).mean()
-        targets = batch.target_states[batch.is_written]
-        distance = (hidden[batch.is_written] - targets).square().mean() / targets.square().mean()
+        distance = (drafted - targets).square().mean() / targets.square().mean()
         total = total + objective.depth_decay**number * (
             cross_entropy - objective.overlap_weight * overlap + objective.state_weight * distance
         )

@@ -210,7 +210,7 @@ class DrafterTraining:
 
         def watch() -> list[float]:
             with torch.no_grad():
-                overlaps: list[float] = loss(network, watched_batch, Objective(), _WATCHED_DEPTH, None)[1].tolist()
+                overlaps: list[float] = loss(network, watched_batch, Objective(), _WATCHED_DEPTH)[1].tolist()
             return overlaps
 
         trainer = Trainer(

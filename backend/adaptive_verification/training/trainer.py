@@ -155,7 +155,7 @@ class Trainer:
             group["lr"] = group["share"] * options.learning_rate * _schedule(self._done(), options.warmup_share)
         noisy = _with_noise(batch.previous_states, options.state_noise, generator)
         depth = self._objective.depths[self.progress.steps % len(self._objective.depths)]
-        value, overlap = loss(self.network, batch.with_previous_states(noisy), self._objective, depth, generator)
+        value, overlap = loss(self.network, batch.with_previous_states(noisy), self._objective, depth)
         self._optimizer.zero_grad(set_to_none=True)
         value.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)

@@ -67,7 +67,7 @@ def test_unrolled_attention_is_attention_over_the_prefix_that_a_draft_has() -> N
 def test_the_reported_overlap_is_the_evaluations_and_a_sum_of_minima() -> None:
     network, sequences = fresh_network(), text(3)
     batch = make_batch(sequences, HIDDEN_SIZE)
-    _, overlaps = loss(network, batch, Objective(), 2, None)
+    _, overlaps = loss(network, batch, Objective(), 2)
     head = TARGET.get_output_embeddings().weight.detach()
     evaluated = evaluate(network, head, sequences, Sampling(1.0), depth=2, draft_top_k=VOCAB_SIZE)
     torch.testing.assert_close(
@@ -117,10 +117,10 @@ def test_training_raises_the_overlap_at_every_depth(tmp_path: Path) -> None:
     trainer = Trainer(fresh_network(), sequences, options, Objective(), tmp_path)
     batch = make_batch(sequences, HIDDEN_SIZE)
     with torch.no_grad():
-        before = loss(trainer.network, batch, Objective(), 3, None)[1]
+        before = loss(trainer.network, batch, Objective(), 3)[1]
     train(trainer, steps=80)
     with torch.no_grad():
-        after = loss(trainer.network, batch, Objective(), 3, None)[1]
+        after = loss(trainer.network, batch, Objective(), 3)[1]
     p = (
         trainer.network.logits(batch.target_states[batch.is_written]) - batch.log_normalizer[batch.is_written][:, None]
     ).exp()
