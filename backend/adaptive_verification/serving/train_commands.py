@@ -40,7 +40,9 @@ def add_train_drafter(commands: argparse._SubParsersAction[argparse.ArgumentPars
     )
     prompts.add_argument("--collect-share", type=float, metavar="SHARE", help="of the minutes, for writing text")
     prompts.add_argument("--dialogue-share", type=float, metavar="SHARE", help="of sequences whose prompt it makes up")
-    prompts.add_argument("--max-prompt-tokens", type=int, metavar="N", help="longer prompts are cut")
+    prompts.add_argument(
+        "--max-prompt-tokens", type=int, metavar="N", help="longer prompts are cut; held-out ones later"
+    )
     prompts.add_argument("--max-new-tokens", type=int, metavar="N", help="of each turn")
     prompts.add_argument("--max-held-out", type=int, metavar="N", help="prompts used of each held-out file")
     prompts.add_argument("--rows", type=int, metavar="N", help="sequences written at once")

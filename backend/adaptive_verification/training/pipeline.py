@@ -43,6 +43,9 @@ _TEMPLATE_TOKENS = 64
 """Room for what a chat template puts around a turn."""
 _HELD_OUT_EVERY = 41
 """Without held-out prompts, one job in so many: a prime, so that all kinds of jobs are among them."""
+_MAX_HELD_OUT_PROMPT_TOKENS = 1024
+_HELD_OUT_ROWS = 32
+"""Sequences written at once: few, for they are long."""
 _FEW_WRITTEN_TOKENS = 2
 """A sequence with fewer teaches nothing about drafts after drafts."""
 
@@ -62,9 +65,10 @@ class TrainDrafterOptions:
     """Of the minutes."""
     dialogue_share: float = 0.4
     max_prompt_tokens: int = 256
+    """Of the training text's prompts; held-out ones may be longer."""
     max_new_tokens: int = 192
     max_held_out: int = 40
-    """Prompts of each held-out file."""
+    """Prompts of each held-out file, from all over it: files are often sorted by task."""
     rows: int = 112
     """Sequences collected at once."""
     hidden_layers: Sequence[int] | None = None
@@ -85,7 +89,7 @@ class DrafterTraining:
         self._options = options
         self._tokenizer: Any = AutoTokenizer.from_pretrained(options.target)
         self._prompts = read_prompts(options.prompts)
-        self._held_out_prompts = [read_prompts([path])[: options.max_held_out] for path in options.held_out]
+        self._held_out_prompts = [_spread_out(read_prompts([path]), options.max_held_out) for path in options.held_out]
         self._end_tokens = TextCodec(self._tokenizer).end_token_ids(options.target)
         config = AutoConfig.from_pretrained(options.target).get_text_config()
         self._shape = NetworkShape(
@@ -129,30 +133,11 @@ class DrafterTraining:
         seconds_file = options.work / _SECONDS_FILE
         spent = json.loads(seconds_file.read_text()) if seconds_file.exists() else 0.0
         budget = 60 * options.minutes * options.collect_share
-        held_out_missing = self._held_out_prompts and not self._held_out_text.files()
-        if spent >= budget and not held_out_missing:
+        if self._held_out_prompts and not self._held_out_text.files():
+            self._collect_held_out()
+        if spent >= budget:
             return
-        frame = ChatFrame(self._tokenizer) if self._tokenizer.chat_template is not None else None
-        longest = 2 * (options.max_new_tokens + _TEMPLATE_TOKENS) + options.max_prompt_tokens
-        model = CausalModel.load(
-            options.target,
-            ModelOptions(self._dtype, self._device, options.rows, min(longest, self._longest_context)),
-            hidden_layers=self._shape.hidden_layers,
-        )
-
-        def collector() -> Collector:
-            return Collector(
-                model,
-                end_tokens=self._end_tokens,
-                handover=frame.handover if frame else [],
-                max_new_tokens=options.max_new_tokens,
-            )
-
-        if held_out_missing:
-            jobs = prompt_jobs(self._tokenizer, self._held_out_prompts, max_prompt_tokens=options.max_prompt_tokens)
-            total = len(SAMPLINGS) * sum(map(len, self._held_out_prompts))
-            with tqdm(total=total, unit="sequence", desc="held-out text") as bar:
-                self._held_out_text.write([_seen(bar, sequence) for sequence in collector().run(jobs, lambda: True)])
+        collector = self._collector(options.rows, options.max_prompt_tokens)
         started = time.monotonic()
         done = self._training_text.finished_jobs()
         jobs = (
@@ -183,12 +168,42 @@ class DrafterTraining:
                 bar.set_postfix_str(f"{self._training_text.written_tokens():,} tokens")
 
             try:
-                for sequence in collector().run(jobs, keep_going):
+                for sequence in collector.run(jobs, keep_going):
                     buffered.append(sequence)
                     if sum(one.num_written for one in buffered) >= _SHARD_TOKENS:
                         flush()
             finally:  # interrupted, it keeps what is finished
                 flush()
+
+    def _collect_held_out(self) -> None:
+        room = self._longest_context - self._room_for_answers
+        longest = max(min(_MAX_HELD_OUT_PROMPT_TOKENS, room), self._options.max_prompt_tokens)
+        jobs = prompt_jobs(self._tokenizer, self._held_out_prompts, max_prompt_tokens=longest)
+        collector = self._collector(min(self._options.rows, _HELD_OUT_ROWS), longest)
+        total = len(SAMPLINGS) * sum(map(len, self._held_out_prompts))
+        with tqdm(total=total, unit="sequence", desc="held-out text") as bar:
+            self._held_out_text.write([_seen(bar, sequence) for sequence in collector.run(jobs, lambda: True)])
+
+    def _collector(self, rows: int, max_prompt_tokens: int) -> Collector:
+        options = self._options
+        frame = ChatFrame(self._tokenizer) if self._tokenizer.chat_template is not None else None
+        capacity = min(self._room_for_answers + max_prompt_tokens, self._longest_context)
+        model = CausalModel.load(
+            options.target,
+            ModelOptions(self._dtype, self._device, rows, capacity),
+            hidden_layers=self._shape.hidden_layers,
+        )
+        return Collector(
+            model,
+            end_tokens=self._end_tokens,
+            handover=frame.handover if frame else [],
+            max_new_tokens=options.max_new_tokens,
+        )
+
+    @property
+    def _room_for_answers(self) -> int:
+        """Tokens that may follow a prompt: two turns."""
+        return 2 * (self._options.max_new_tokens + _TEMPLATE_TOKENS)
 
     def _refuse_unshareable_head(self, head: Tensor, sequence: CollectedSequence) -> None:
         """The objective takes the target's logits to be its head times its state; scaled or capped logits are not."""
@@ -297,6 +312,11 @@ class DrafterTraining:
 
 def _spread(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, num_layers // 3), max(1, 2 * num_layers // 3), num_layers}))
+
+
+def _spread_out(prompts: list[tuple[str, bool]], count: int) -> list[tuple[str, bool]]:
+    """At most `count` of them, from all over the list."""
+    return [prompts[place * len(prompts) // count] for place in range(count)] if count < len(prompts) else prompts
 
 
 def _trainable(shards: ShardDirectory) -> list[CollectedSequence]:

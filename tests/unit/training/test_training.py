@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_models import CONFIGS, VOCAB_SIZE, save, tiny_model
+from tests.tiny_models import CONFIGS, VOCAB_SIZE, VOCABULARY, save, tiny_model
 from tests.unit.drafting.test_hidden_state_model import HIDDEN_SIZE, network_for, states_of
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from adaptive_verification.drafting.hidden_state_network import HiddenStateNetwork
 from adaptive_verification.errors import SettingsError
 from adaptive_verification.serving.cli import main
+from adaptive_verification.training import pipeline
 from adaptive_verification.training.batches import epochs, make_batch
 from adaptive_verification.training.evaluation import evaluate
 from adaptive_verification.training.jobs import Sampling
@@ -176,6 +179,8 @@ def test_the_command_makes_a_drafter_and_goes_on_when_it_is_given_more_minutes(
     report = (tmp_path / "drafter" / "REPORT.md").read_text()
     assert report in capsys.readouterr().out
     assert report.count("| temperature") == 4
+    held_out = _sequences(tmp_path / "drafter.work" / "held-out")
+    assert {int(sequence.tokens[0]) for sequence in held_out} == {0, 6, 13}  # from all over the file
     first = json.loads((tmp_path / "drafter" / "config.json").read_text())["trained"]
     assert main([*arguments, "--minutes", "0.2"]) == 0
     second = json.loads((tmp_path / "drafter" / "config.json").read_text())["trained"]
@@ -185,6 +190,40 @@ def test_the_command_makes_a_drafter_and_goes_on_when_it_is_given_more_minutes(
     assert [line.split(" | ")[0] for line in curve] == [
         f"| {tokens:,}" for tokens in (0, first["written_tokens"], second["written_tokens"])
     ]
+
+
+def test_held_out_prompts_stay_whole_where_training_prompts_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = save(tmp_path / "target")
+    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="token0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(target)
+    monkeypatch.setattr(pipeline, "_TEMPLATE_TOKENS", 0)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": " ".join(f"token{i}" for i in range(1, 81))}) + "\n")
+    options = TrainDrafterOptions(
+        target=target,
+        output=tmp_path / "drafter",
+        work=tmp_path / "work",
+        prompts=[prompts],
+        held_out=[prompts],
+        minutes=0.1,
+        rows=4,
+        max_new_tokens=8,
+        max_prompt_tokens=16,
+        draft_vocabulary=50,
+        device="cpu",
+    )
+    DrafterTraining(options).run()
+    for part, length in (("held-out", 80), ("text", 16)):
+        for sequence in _sequences(tmp_path / "work" / part):
+            assert sequence.tokens[:length].tolist() == list(range(1, length + 1))
+            assert len(sequence.tokens) - sequence.num_written == length
+
+
+def _sequences(directory: Path) -> list[CollectedSequence]:
+    return [sequence for file in ShardDirectory(directory).files() for sequence in read_shard(file)]
 
 
 def test_without_held_out_prompts_part_of_the_text_is_held_out_and_stays_so(tmp_path: Path) -> None:
@@ -209,8 +248,7 @@ def test_without_held_out_prompts_part_of_the_text_is_held_out_and_stays_so(tmp_
         acceptances = training.run()
         assert all(acceptance.num_places > 0 for acceptance in acceptances)
         written = json.loads((tmp_path / "drafter" / "config.json").read_text())["trained"]
-        text_files = ShardDirectory(tmp_path / "work" / "text").files()
-        jobs = [one.job for file in text_files for one in read_shard(file) if one.num_written > 1]
+        jobs = [one.job for one in _sequences(tmp_path / "work" / "text") if one.num_written > 1]
         assert 0 in jobs
         assert written["collected_sequences"] == len([job for job in jobs if job % 41])
 
