@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from adaptive_verification.estimation.features import draft_features, logit_q_max
 from adaptive_verification.sampling import gumbel, noise
@@ -59,9 +61,41 @@ def propose(
     places, probs = truncate(scaled, temperature, at_most, top_p)
     q = Candidates(token_ids[places], probs.to(torch.float32).to(torch.float64))  # what travels is what is drawn from
     index = _choose(q, keys)
-    q = Candidates(q.ids, torch.where(keys.coupled.unsqueeze(-1), one_hot(index, q.probs.shape[-1]), q.probs))
+    q = Candidates(q.ids, torch.where(keys.coupled.unsqueeze(-1), F.one_hot(index, q.probs.shape[-1]), q.probs))
     features = draft_features(scaled, _at(places, index)) if with_features else None
     return Proposal(_at(q.ids, index), q, logit_q_max(scaled), features)
+
+
+def by_row(proposals: Sequence[Proposal], rows: Sequence[int]) -> Proposal:
+    """The drafts of a step as one proposal, row by row; candidates are as wide as the widest.
+
+    Args:
+        proposals: one for each depth, over ever fewer of the rows.
+        rows: where each of them stands in the step; ascending among those that go equally deep.
+    """
+    if len(proposals) == 1:
+        return proposals[0]
+    device = proposals[0].tokens.device
+    rows_of_drafts = np.concatenate([rows[: len(proposal.tokens)] for proposal in proposals])
+    order = torch.from_numpy(rows_of_drafts.argsort(kind="stable")).to(device)
+
+    def joined(by_depth: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(by_depth))[order]
+
+    width = max(proposal.q.ids.shape[1] for proposal in proposals)
+    q = Candidates(
+        *(
+            joined([F.pad(part, (0, width - part.shape[1])) for part in parts])
+            for parts in zip(*(proposal.q for proposal in proposals), strict=True)
+        )
+    )
+    features = [proposal.features for proposal in proposals if proposal.features is not None]
+    return Proposal(
+        tokens=joined([proposal.tokens for proposal in proposals]),
+        q=q,
+        log_odds=joined([proposal.log_odds for proposal in proposals]),
+        features=joined(features) if features else None,
+    )
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

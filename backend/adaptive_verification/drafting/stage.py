@@ -8,17 +8,15 @@ nothing here and a long prompt does not hold up the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adaptive_verification.contract import COUPLED, Draft, DraftCost, StepRequest
 from adaptive_verification.drafting.handed_on_states import HandedOnStates
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
-from adaptive_verification.drafting.proposal import Keys, Proposal, propose
+from adaptive_verification.drafting.proposal import Keys, Proposal, by_row, propose
 from adaptive_verification.drafting.proposal_loop import MOST_CANDIDATES, propose_by_loop
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.row import Row
@@ -143,7 +141,10 @@ class CausalDrafter:
         self, statuses: Tensor, drafting: list[_CatchUp], proposals: list[Proposal], cost: DraftCost
     ) -> Draft:
         """The proposals, one for each depth over ever fewer rows, as flat tensors in the request's row order."""
-        drafted_count = torch.zeros(len(statuses), dtype=torch.int32)
+        counts = [0] * len(statuses)
+        for row in drafting:
+            counts[row.index] = row.limit
+        drafted_count = torch.tensor(counts, dtype=torch.int32)
         if not proposals:
             nothing = torch.empty(0, dtype=torch.int32)
             return Draft(
@@ -158,30 +159,24 @@ class CausalDrafter:
                 candidate_probs=torch.empty(0),
                 draft_cost=cost.to_tensor(),
             )
-        index = torch.tensor([row.index for row in drafting])
-        drafted_count[index] = torch.tensor([row.limit for row in drafting], dtype=torch.int32)
-        # made depth by depth, sent row by row
-        order = torch.cat([index[: len(proposal.tokens)] for proposal in proposals]).argsort(stable=True)
-        order = order.to(self._model.device)
-        tokens = torch.cat([proposal.tokens for proposal in proposals])[order].to("cpu", torch.int32)
-        q_ids, q_probs = (_joined(parts)[order] for parts in zip(*(proposal.q for proposal in proposals), strict=True))
-        features = [proposal.features for proposal in proposals if proposal.features is not None]
-        is_candidate = q_probs > 0  # [drafts, C]
-        drafts_of_rows = tokens.split(drafted_count.tolist())
+        drafts = by_row(proposals, [row.index for row in drafting])
+        tokens = drafts.tokens.to("cpu", torch.int32)
+        tokens_of_rows = tokens.split(counts)
         for row in drafting:
             # drafts that followed from the drafter's own states are computed again, from the target's
-            computed_drafts = drafts_of_rows[row.index][:-1].tolist() if self._states is None else []
+            computed_drafts = tokens_of_rows[row.index][:-1].tolist() if self._states is None else []
             row.sequence.mark_computed(row.sequence.confirmed_length, computed_drafts)
+        is_candidate = drafts.q.probs > 0  # [drafts, C]
         return Draft(
             drafted_count=drafted_count,
             draft_status=statuses,
             draft_match_length=torch.zeros_like(drafted_count),
             draft_tokens=tokens,
-            draft_log_odds=torch.cat([proposal.log_odds for proposal in proposals])[order].to(torch.float32),
-            draft_features=torch.cat(features)[order].to(torch.float32).flatten() if features else torch.empty(0),
+            draft_log_odds=drafts.log_odds.to(torch.float32),
+            draft_features=torch.empty(0) if drafts.features is None else drafts.features.to(torch.float32).flatten(),
             candidate_count=is_candidate.sum(-1).to("cpu", torch.int32),
-            candidate_ids=q_ids[is_candidate].to(torch.int32),
-            candidate_probs=q_probs[is_candidate].to(torch.float32),
+            candidate_ids=drafts.q.ids[is_candidate].to(torch.int32),
+            candidate_probs=drafts.q.probs[is_candidate].to(torch.float32),
             draft_cost=cost.to_tensor(),
         )
 
@@ -223,9 +218,3 @@ class _Sampler:
         if self._has_loop:
             return propose_by_loop(logits, *settings, self._draft_top_k, keys, self._token_ids)
         return propose(logits, *settings, self._draft_top_k, keys, self._token_ids, self._with_features)
-
-
-def _joined(by_depth: Sequence[Tensor]) -> Tensor:
-    """`[rows_d, C_d]` by depth -> `[drafts, C]`, zeros behind what is narrower."""
-    width = max(tensor.shape[1] for tensor in by_depth)
-    return torch.cat([F.pad(tensor, (0, width - tensor.shape[1])) for tensor in by_depth])
