@@ -24,16 +24,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).parent
 
 
+def _sources() -> list[Path]:
+    """All files that compiled functions are in."""
+    return sorted(file for file in _PACKAGE.rglob("*.py") if b"compiled" in file.read_bytes())
+
+
 def _directory_for(sources: list[Path]) -> str:
-    """Where functions compiled from these sources are kept."""
+    """Where functions compiled from these sources are kept, in the directory that numba has been told, if any."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    parent = numba.config.CACHE_DIR or _PACKAGE / "__pycache__"  # type: ignore[attr-defined]  # made at run time
-    return str(Path(parent) / digest[:16])
+    return str(Path(_TOLD or _PACKAGE / "__pycache__") / digest[:16])
 
 
-numba.config.CACHE_DIR = _directory_for(  # type: ignore[attr-defined]
-    sorted(file for file in _PACKAGE.rglob("*.py") if b"compiled" in file.read_bytes())
-)
+_TOLD: str = numba.config.CACHE_DIR  # type: ignore[attr-defined]  # made at run time
+numba.config.CACHE_DIR = _directory_for(_sources())  # type: ignore[attr-defined]
 
 
 @overload
