@@ -15,7 +15,7 @@ rows=$("$python" -c 'import torch; print(512 if torch.cuda.is_available() else 1
 mkdir -p "$work"
 [ -f "$work/prompts.jsonl" ] || "$python" perf/drafter/make_prompts.py --output "$work/prompts.jsonl"
 options=(--output "$work/drafter" --work "$work" --minutes "$minutes" --collect-share 0.6 --rows "$rows")
-options+=(--prompts "$work/prompts.jsonl" --max-held-out 8 --learning-rate 1e-3)
+options+=(--prompts "$work/prompts.jsonl" --max-held-out 16 --learning-rate 1e-3)
 [ $# -eq 0 ] || options+=(--held-out "$@")
 "$python" -m adaptive_verification.serving.cli train-drafter "${options[@]}"
 echo "To serve it by default: cp -r $work/drafter/. backend/adaptive_verification/drafters/SmolLM2-135M-Instruct/"

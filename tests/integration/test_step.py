@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tests.step_requests import RequestRow, step_request
 from tritonclient.utils import InferenceServerException
 
-from adaptive_verification.contract import STATUS_BAD_TOKEN, STATUS_NOT_CACHED, STATUS_OK, StepRequest, StepResult
+from adaptive_verification.contract import (
+    STATUS_BAD_TOKEN,
+    STATUS_NOT_CACHED,
+    STATUS_OK,
+    Draft,
+    Estimate,
+    StepRequest,
+    StepResult,
+)
+from adaptive_verification.contract.message import Message
 from adaptive_verification.contract.wire import from_numpy, to_numpy
 from adaptive_verification.serving.launcher import RunningServer
 
 TOKENS = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 
 
-def wire_inputs(request: StepRequest, triton: Any = grpc) -> list[Any]:
-    arrays = to_numpy(request)
+def wire_inputs(message: Message, triton: Any = grpc, reader: str | None = None) -> list[Any]:
+    arrays = to_numpy(message)
     inputs = []
-    for tensor in request.wire_tensors():
+    for tensor in message.wire_tensors(reader):
         array = arrays[tensor.name]
         inputs.append(triton.InferInput(tensor.name, list(array.shape), tensor.wire_type))
         inputs[-1].set_data_from_numpy(array)
@@ -111,3 +122,49 @@ def test_a_malformed_request_is_told_which_tensor_is_wrong(
             tensor.set_data_from_numpy(np.ones(shape, np.int32 if name == "TOKENS" else np.float32))
     with pytest.raises(InferenceServerException, match=message):
         client.infer("speculative_step", inputs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafted_count": [3]}, "has 2 entries; it must have 3"),
+        ({"draft_tokens": [-1, 504]}, r"DRAFT_TOKENS\[0\] is -1"),
+        ({"draft_tokens": [504, 999_999]}, "DRAFT_TOKENS has 999999"),
+        ({"candidate_count": [-1, 3]}, r"CANDIDATE_COUNT\[0\] is -1"),
+        ({"candidate_ids": [504, 999_999]}, "CANDIDATE_IDS has 999999"),
+        ({"candidate_probs": [1.0, float("nan")]}, r"CANDIDATE_PROBS\[1\] is nan"),
+    ],
+)
+def test_a_verifier_that_is_called_by_itself_refuses_drafts_that_make_no_sense(
+    server: RunningServer, step: Any, changes: dict[str, list[Any]], message: str
+) -> None:
+    client = grpc.InferenceServerClient(server.grpc_url)
+    two = torch.full((2,), 504, dtype=torch.int32)
+    one = torch.ones(1, dtype=torch.int32)
+    draft = Draft(
+        drafted_count=2 * one,
+        draft_status=0 * one,
+        draft_match_length=0 * one,
+        draft_tokens=two,
+        draft_log_odds=torch.zeros(2),
+        draft_features=torch.zeros(0),
+        candidate_count=torch.ones(2, dtype=torch.int32),
+        candidate_ids=two,
+        candidate_probs=torch.ones(2),
+        draft_cost=torch.zeros(0),
+    )
+    estimate = Estimate(admitted_count=2 * one, next_draft_limit=0 * one, estimate_cost=torch.zeros(0))
+    request = step_request([RequestRow(109, 0, TOKENS, draft_limit=2, temperature=1.0, seed=3)])
+
+    def verify(draft: Draft) -> Any:
+        inputs = [
+            wire_input for part in (request, draft, estimate) for wire_input in wire_inputs(part, reader="verifier")
+        ]
+        return client.infer("verifier", inputs)
+
+    broken = {name: torch.tensor(values, dtype=getattr(draft, name).dtype) for name, values in changes.items()}
+    with pytest.raises(InferenceServerException, match=message):
+        verify(dataclasses.replace(draft, **broken))
+    result = from_numpy(StepResult, verify(draft).as_numpy).validate()
+    assert result.admitted_count.tolist() == [2]
+    step(step_request([], release=[109]))

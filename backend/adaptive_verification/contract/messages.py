@@ -149,6 +149,10 @@ class Draft(Message):
         "drafted_count": Range(0, _MAX_INT32, "at least 0"),
         "draft_status": Range(0, _MAX_INT32, "at least 0"),
         "draft_match_length": Range(0, _MAX_INT32, "at least 0"),
+        "draft_tokens": Range(0, _MAX_INT32, "a token id of the target"),
+        "candidate_count": Range(0, _MAX_INT32, "at least 0"),
+        "candidate_ids": Range(0, _MAX_INT32, "a token id of the target"),
+        "candidate_probs": Range(0, _MAX_FLOAT32, "finite and at least 0"),
     }
 
     drafted_count: Tensor = line_of(DRAFT_ROWS)
@@ -209,3 +213,15 @@ class StepResult(Message):
     log_probs: Tensor = alone("FP32", "output_count")  # of the target's untransformed distribution; NaN if not wanted
     hidden_states: Tensor = wide("UINT8", "hidden_count")  # of the tokens confirmed in this step, in the target's dtype
     step_cost: Tensor = alone("FP32", ANY_LENGTH)  # `StepCost`
+
+
+def refuse_unknown_tokens(name: str, token_ids: Tensor, vocab_size: int) -> None:
+    """Refuses token ids, on the host, that the target does not have.
+
+    Raises:
+        ContractError: naming the field, the first such id and what is allowed.
+    """
+    ids = token_ids.numpy()
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
+        raise ContractError(f"{name} has {wrong}; a token id of the target is 0 to {vocab_size - 1}")

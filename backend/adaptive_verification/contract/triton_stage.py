@@ -62,8 +62,8 @@ class TritonStage:
 
     def _parse(self, triton_request: Any) -> Inputs:
         tensors = {tensor.name(): tensor for tensor in triton_request.inputs()}
-        messages = [from_triton(kind, tensors.get, self._name) for kind in self._input_types]
-        messages[-1].validate(self._name)  # the ones before it were checked by the stages before
+        # stages can be called by themselves too, and compiled code checks nothing
+        messages = [from_triton(kind, tensors.get, self._name).validate(self._name) for kind in self._input_types]
         request, *others = messages
         num_rows = request.num_rows
         for message in others:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive_verification.compiled import compiled
-from adaptive_verification.errors import ContractError
+from adaptive_verification.contract.messages import refuse_unknown_tokens
 from adaptive_verification.sampling.loops import (
     draw_weighted,
     exponentials,
@@ -53,12 +53,9 @@ def walk(
             the output tokens and, where they are wanted, their log-probabilities.
 
     Raises:
-        ContractError: a draft or candidate is no token of the target's; compiled code would not notice.
+        ContractError: a candidate is no token of the target's; compiled code would not notice.
     """
-    for name, ids in (("DRAFT_TOKENS", block.draft_tokens.numpy()), ("CANDIDATE_IDS", block.candidate_ids.numpy())):
-        if ids.size and not 0 <= ids.min() <= ids.max() < logits.shape[1]:
-            wrong = ids[(ids < 0) | (ids >= logits.shape[1])][0]
-            raise ContractError(f"{name} has {wrong}; a token id of the target is 0 to {logits.shape[1] - 1}")
+    refuse_unknown_tokens("CANDIDATE_IDS", block.candidate_ids, logits.shape[1])
     tensors = (
         *(logits.to(torch.promote_types(logits.dtype, torch.float32)), first_position, block.sampling, places),
         *(block.admitted, block.drafted_count, block.draft_tokens),

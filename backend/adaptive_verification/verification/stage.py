@@ -20,6 +20,7 @@ from adaptive_verification.contract import (
     StepRequest,
     StepResult,
 )
+from adaptive_verification.contract.messages import refuse_unknown_tokens
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.sequence_table import CachedSequence, Placement, SequenceTable
@@ -40,8 +41,13 @@ class VerifierStage:
 
     @torch.inference_mode()
     def step(self, request: StepRequest, draft: Draft, estimate: Estimate) -> StepResult:
-        """Verifies one step. A row that the drafter could not place gets the drafter's status, and no output."""
+        """Verifies one step. A row that the drafter could not place gets the drafter's status, and no output.
+
+        Raises:
+            ContractError: a draft is no token of the target's.
+        """
         started = time.perf_counter()
+        refuse_unknown_tokens("DRAFT_TOKENS", draft.draft_tokens, self._model.vocab_size)
         placements = place_rows(self._table, request, self._model.vocab_size, draft.draft_status.tolist())
         admitted = self._admitted_counts(draft, estimate, placements)
         samples = request.samples.tolist()

@@ -21,6 +21,7 @@ from adaptive_verification.contract import (
     StepCost,
     StepResult,
 )
+from adaptive_verification.errors import ContractError
 from adaptive_verification.verification.stage import VerifierStage
 
 VOCAB_SIZE = 7
@@ -224,3 +225,10 @@ def test_the_step_cost_holds_what_every_stage_measured(verifier: Verifier) -> No
     assert (cost.verify_rows, cost.verify_tokens) == (1, 4)
     assert cost.verify_ms > 0
     assert result.next_draft_limit.tolist() == [9]
+
+
+def test_drafts_that_the_target_does_not_have_are_refused_before_anything_is_computed() -> None:
+    verifier = Verifier()
+    with pytest.raises(ContractError, match="DRAFT_TOKENS has 7; a token id of the target is 0 to 6"):
+        verifier.step([RequestRow(1, 0, [3, 4], draft_limit=2)], [[5, VOCAB_SIZE]])
+    assert verifier.model.num_computed_tokens == 0
