@@ -93,7 +93,7 @@ class DrafterSettings(ModelSettings):
         "`lookup_min_match` finds.",
     )
     lookup_min_match: int = Field(
-        6,
+        3,
         ge=0,
         le=32,
         description="Where at least so many of a sequence's last tokens occurred in it before, what followed them is "
@@ -176,7 +176,7 @@ class GenerateSettings(StageSettings):
     """Settings of the model `generate`."""
 
     target: str = Field(DEFAULT_PAIR, description="Target model whose tokenizer and chat template are used.")
-    num_draft_tokens: int = Field(4, ge=0, le=16, description="Drafts per step and sequence, at most (K).")
+    num_draft_tokens: int = Field(7, ge=0, le=16, description="Drafts per step and sequence, at most (K).")
     max_live_sequences: int = Field(64, ge=1, le=4096, description="Sequences decoded at once; further requests queue.")
     max_queued_requests: int = Field(
         512, ge=0, description="Requests that may wait; beyond that: UNAVAILABLE, at once."
