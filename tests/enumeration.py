@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.drafting import proposal_loop
+from adaptive_verification.sampling import loops
 from adaptive_verification.verification import rejection_walk
 from adaptive_verification.verification.acceptance import Accepted, accept
 from adaptive_verification.verification.block import Block
@@ -47,7 +48,7 @@ class Enumerator:
         monkeypatch.setattr("adaptive_verification.verification.acceptance.acceptance_probability", self._accept)
         for module, loop in ((rejection_walk, "_walk"), (proposal_loop, "_propose")):
             monkeypatch.setattr(module, loop, getattr(module, loop).py_func)  # as numba keeps it
-            monkeypatch.setattr(module, "draw_weighted", lambda weights, total, uniform: self._choose(weights.tolist()))
+        monkeypatch.setattr(loops, "draw_weighted", lambda weights, total, uniform: self._choose(weights.tolist()))
         monkeypatch.setattr(rejection_walk, "_accepts", self.accepts)
 
     def outcomes(self, run: Callable[[], T]) -> dict[T, float]:

@@ -18,14 +18,7 @@ from torch import Tensor
 from adaptive_verification.compiled import compiled
 from adaptive_verification.drafting.proposal import Keys, Proposal
 from adaptive_verification.estimation.features import MAX_LOG_ODDS
-from adaptive_verification.sampling.loops import (
-    draw_weighted,
-    exponentials,
-    largest_of,
-    most_likely,
-    sum_of,
-    uniform,
-)
+from adaptive_verification.sampling import loops
 from adaptive_verification.sampling.noise import DRAFT
 from adaptive_verification.sampling.truncation import Candidates
 
@@ -83,8 +76,8 @@ def _propose(
     for row in numba.prange(len(logits)):
         weights = np.empty(logits.shape[1], logits.dtype)
         divisor = temperature[row] if temperature[row] > 0 else 1.0
-        exponentials(logits[row], largest_of(logits[row]), divisor, weights)
-        best = most_likely(logits[row])
+        loops.exponentials(logits[row], loops.largest_of(logits[row]), divisor, weights)
+        best = loops.most_likely(logits[row])
         log_odds[row] = _log_odds(weights, best)
         places = np.empty(ids.shape[1], np.int64)
         if temperature[row] == 0:
@@ -95,7 +88,9 @@ def _propose(
             count = _find_largest(weights, limit, places)
             count = _keep(weights, places, count, top_p[row], probs[row])
             kept = probs[row, :count]
-            place = draw_weighted(kept, sum_of(kept, 0, count), uniform(seed[row], block[row], depth, DRAFT))
+            place = loops.draw_weighted(
+                kept, loops.sum_of(kept, 0, count), loops.uniform(seed[row], block[row], depth, DRAFT)
+            )
         for candidate in range(count):
             ids[row, candidate] = token_ids[places[candidate]]
         tokens[row] = ids[row, place]
@@ -106,7 +101,7 @@ def _log_odds(weights: NDArray[Any], token: int) -> float:
     """Of the token against all others, clamped."""
     weight = weights[token]
     weights[token] = 0
-    others = sum_of(weights, 0, len(weights))
+    others = loops.sum_of(weights, 0, len(weights))
     weights[token] = weight
     if others == 0:
         return MAX_LOG_ODDS

@@ -19,14 +19,7 @@ from torch import Tensor
 
 from adaptive_verification.compiled import compiled
 from adaptive_verification.contract.messages import refuse_unknown_tokens
-from adaptive_verification.sampling.loops import (
-    draw_weighted,
-    exponentials,
-    largest_of,
-    most_likely,
-    sum_of,
-    uniform,
-)
+from adaptive_verification.sampling import loops
 from adaptive_verification.sampling.noise import ACCEPT, FINAL
 from adaptive_verification.verification.block import Block
 
@@ -120,7 +113,7 @@ def _walk(
             draft = first_draft[row] + depth
             is_accepted = False
             if temperature[row] == 0:
-                token = most_likely(position)
+                token = loops.most_likely(position)
                 is_accepted = depth < admitted[row] and draft_tokens[draft] == token
             else:
                 total = _weigh(position, temperature[row], top_k[row], top_p[row], weights)
@@ -133,12 +126,12 @@ def _walk(
                     for candidate in range(len(q_ids)):
                         q_total += q_weights[candidate]
                         q += q_weights[candidate] if q_ids[candidate] == token else 0.0
-                    coin = uniform(seed[row], block[row], depth, ACCEPT)
+                    coin = loops.uniform(seed[row], block[row], depth, ACCEPT)
                     is_accepted = q > 0 and _accepts(weights[token] / total, q / q_total, coin)
                     if not is_accepted:
                         total = _leave_residual(weights, total, q_ids, q_weights, q_total)
                 if not is_accepted:
-                    token = draw_weighted(weights, total, uniform(seed[row], block[row], depth, FINAL))
+                    token = loops.draw_weighted(weights, total, loops.uniform(seed[row], block[row], depth, FINAL))
             tokens[place, depth] = token
             if wants_log_probs[row]:
                 log_probs[place, depth] = position[token] - _log_total(position)
@@ -165,13 +158,13 @@ def _accepts(p: float, q: float, coin: float) -> bool:
 @compiled
 def _weigh(logits: NDArray[Any], temperature: float, top_k: int, top_p: float, weights: NDArray[Any]) -> float:
     """Fills in the weights, of which the largest is 1, and returns their sum."""
-    exponentials(logits, largest_of(logits), temperature, weights)
+    loops.exponentials(logits, loops.largest_of(logits), temperature, weights)
     if 0 < top_k < len(weights):
         _keep_most_likely(weights, float(top_k), True)
-    total = sum_of(weights, 0, len(weights))
+    total = loops.sum_of(weights, 0, len(weights))
     if top_p < 1:
         _keep_most_likely(weights, top_p * total, False)
-        total = sum_of(weights, 0, len(weights))
+        total = loops.sum_of(weights, 0, len(weights))
     return total
 
 
@@ -254,7 +247,7 @@ def _leave_residual(
         before[candidate] = weights[token]
         q = q_weights[candidate] / q_total if q_total > 0 else 0.0
         weights[token] = max(0.0, weights[token] - q * total)
-    left = sum_of(weights, 0, len(weights))
+    left = loops.sum_of(weights, 0, len(weights))
     if left > 0:
         return left
     for candidate in range(len(q_ids) - 1, -1, -1):  # an id may be there twice
@@ -265,7 +258,7 @@ def _leave_residual(
 @compiled
 def _log_total(logits: NDArray[Any]) -> float:
     """log(sum(exp))."""
-    largest = largest_of(logits)
+    largest = loops.largest_of(logits)
     weights = np.empty(len(logits), np.float64)
-    exponentials(logits, largest, 1.0, weights)
-    return largest + math.log(sum_of(weights, 0, len(weights)))
+    loops.exponentials(logits, largest, 1.0, weights)
+    return largest + math.log(loops.sum_of(weights, 0, len(weights)))
