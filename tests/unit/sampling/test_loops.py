@@ -38,5 +38,7 @@ def test_a_drawn_token_has_its_weight_as_share_of_the_uniform_numbers() -> None:
     weights[[3, 255, 256, 700, 999]] = [1.0, 2.0, 0.5, 4.0, 0.5]
     drawn = [loops.draw_weighted(weights, 8.0, (number + 0.5) / 800) for number in range(800)]
     assert np.bincount(drawn, minlength=1000).tolist() == (100 * weights).tolist()
+    assert loops.draw_weighted(weights, 8.0, 0.0) == 3  # not the first, which has no weight
+    assert loops.draw_weighted(weights, 8.0, 0.125) == 255  # where one share ends the next begins
     assert loops.draw_weighted(weights, 8.0, 1 - 2.0**-53) == 999
     assert loops.draw_weighted(weights, 8.0 * (1 + 1e-9), 1 - 2.0**-53) == 999  # the sum, rounded up
