@@ -181,6 +181,11 @@ def _keep_first_layers(config: PretrainedConfig, num_layers: int) -> None:
 
 
 _PROBE_LENGTHS = (5, 8)
+_PROBE_TOLERANCE = 1e-3
+"""Root mean square difference of the logits, relative to their spread."""
+_PROBE_TOLERANCE_HALF_PRECISION = 0.3
+"""Thirty layers of bfloat16 move the default target's logits by 0.1 of their spread (transformers against float32; the
+fused forward by 0.04), and single logits by three times as much, so that no single one says anything."""
 
 
 def _probe_tokens(model: PreTrainedModel) -> list[Tensor]:
@@ -213,10 +218,10 @@ def _check_probe(
                 parts[slot].append(row_logits)
                 context[slot] += len(row_logits)
     for expected, got in zip(reference, parts, strict=True):
-        difference = (torch.cat(got).float() - expected.float()).abs().max().item()
+        difference = (torch.cat(got).float() - expected.float()).square().mean().sqrt().item()
         spread = expected.float().std().item()
-        tolerance = (1e-3 if expected.dtype == torch.float32 else 0.15) * max(spread, 1e-6)
-        if not difference <= tolerance:
+        tolerance = _PROBE_TOLERANCE if expected.dtype == torch.float32 else _PROBE_TOLERANCE_HALF_PRECISION
+        if not difference <= tolerance * max(spread, 1e-6):
             raise UnsupportedModel(
                 f"{type(model).__name__}: packed attention differs from the model's own by {difference:.3g} "
                 f"(logits spread over {spread:.3g}); it has a kind of attention that is not supported"
