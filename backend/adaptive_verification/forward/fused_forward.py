@@ -1,9 +1,10 @@
 """Llama-like models with their projections joined: fewer and larger calls, the same numbers up to rounding.
 
 At few tokens a step waits for small calls as long as for arithmetic. Here a layer has four matrix products instead of
-seven, one rotation for queries and keys together, and no Python in between but this module's. Queries and keys keep
-their rotary pairs side by side (the projections' rows are reordered at load), so that a rotation is a multiplication of
-complex numbers; attention does not notice, as it only sees their products.
+seven, and no Python in between but this module's; on a CPU compiled loops do what is between the products
+(`between_products`), elsewhere torch. Queries and keys keep their rotary pairs side by side (the projections' rows are
+reordered at load), so that a rotation is a multiplication of complex numbers; attention does not notice, as it only
+sees their products.
 
 Knows the architectures it can take over; every other model runs as it is, see `transformers_forward`.
 """
@@ -26,8 +27,9 @@ from transformers import (
     Qwen2Model,
 )
 
-from adaptive_verification.forward import few_tokens
+from adaptive_verification.forward import between_products
 from adaptive_verification.forward.hidden_states import refuse_missing_layers
+from adaptive_verification.forward.host_floats import Floats, as_array, is_on_host
 from adaptive_verification.forward.ragged_attention import RaggedBatch
 from adaptive_verification.forward.transformers_forward import Attention
 
@@ -57,39 +59,56 @@ class FusedDecoder(nn.Module):
 
     def forward(self, inputs: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Embedded tokens `[T, hidden]`, which are overwritten, and their positions `[T]` -> `[T, hidden]`."""
-        self.run_layers(inputs, positions, attention)
-        normed: Tensor = self.norm(inputs)
+        output, _ = self.run_layers(inputs, positions, attention)
+        normed: Tensor = self.norm(output)
         return normed
 
     def run_layers(
-        self, hidden: Tensor, positions: Tensor, attention: Attention, wanted: Collection[int] = ()
-    ) -> dict[int, Tensor]:
-        """Turns embedded tokens `[T, hidden]` into the last layer's output, in place and before the final norm.
+        self, inputs: Tensor, positions: Tensor, attention: Attention, wanted: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """From embedded tokens `[T, hidden]`, which are overwritten.
 
         Returns:
-            The outputs of the `wanted` layers, 1 and up.
+            The last layer's output before the final norm, on a CPU in float32; and the outputs of the `wanted` layers,
+            1 and up, in the inputs' type.
         """
-        cos, sin = self.rotary(hidden[None], positions[None])
+        cos, sin = self.rotary(inputs[None], positions[None])
         half = cos.shape[-1] // 2  # the second half repeats the first
         rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())[:, None]  # [T, 1, head_dim / 2]
         kept = {}
-        batch = attention if isinstance(attention, RaggedBatch) and attention.has_few_tokens else None
-        few = None if batch is None else _few_tokens(hidden, rotation, batch)
+        hidden, forward = inputs, None
+        if isinstance(attention, RaggedBatch) and attention.is_on_host:
+            hidden = inputs.float()
+            forward = _HostForward(hidden, inputs.dtype, rotation, attention)
         layers: Any = self.layers
         for number, layer in enumerate(layers, start=1):
-            if batch is None:
+            if forward is None:
                 layer.forward(hidden, rotation, attention)
             else:
-                layer.forward_few(few, batch)
+                layer.forward_on_host(forward)
             if number in wanted:
-                kept[number] = hidden.clone()
-        return kept
+                kept[number] = hidden.to(inputs.dtype, copy=True)
+        return hidden, kept
 
 
-def _few_tokens(hidden: Tensor, rotation: Tensor, batch: RaggedBatch) -> few_tokens.FewTokens:
-    pairs = torch.view_as_real(rotation[:, 0]).contiguous()  # [T, head_dim / 2, 2]
-    arrays = (tensor.numpy() for tensor in (hidden, pairs, batch.slot_of_token, batch.positions))
-    return few_tokens.FewTokens(*arrays)
+class _HostForward:
+    """One forward on a CPU, and what its layers use one after the other."""
+
+    def __init__(self, hidden: Tensor, dtype: torch.dtype, rotation: Tensor, batch: RaggedBatch) -> None:
+        self.batch = batch
+        self.hidden = as_array(hidden)  # [T, hidden], which the layers add to
+        pairs = torch.view_as_real(rotation[:, 0]).contiguous()  # [T, head_dim / 2, 2]
+        self.places = between_products.Places(as_array(pairs), batch.slot_of_token.numpy(), batch.positions.numpy())
+        self._dtype = dtype
+        self._rooms: dict[str, tuple[Tensor, Floats]] = {}
+
+    def room(self, name: str, *shape: int) -> tuple[Tensor, Floats]:
+        """Memory for a layer's intermediate result, twice the same: for torch and for the loops."""
+        room = self._rooms.get(name)
+        if room is None:
+            tensor = torch.empty(len(self.hidden), *shape, dtype=self._dtype)
+            room = self._rooms[name] = tensor, as_array(tensor)
+        return room
 
 
 class _FusedLayer(nn.Module):
@@ -114,8 +133,6 @@ class _FusedLayer(nn.Module):
         self.mlp_norm = _Norm(layer.post_attention_layernorm)
         self.gate_and_up = _joined([mlp.gate_proj, mlp.up_proj])
         self.down = _joined([mlp.down_proj])
-        norms = (self.attention_norm, self.mlp_norm)
-        self._norms_of_few = [norm.of_few() for norm in norms if norm.is_on_host]
 
     def forward(self, hidden: Tensor, rotation: Tensor, attention: Attention) -> None:
         """Adds the layer's two updates to `hidden` `[T, hidden]`.
@@ -132,49 +149,54 @@ class _FusedLayer(nn.Module):
         gate, up = self.gate_and_up.forward(self.mlp_norm.forward(hidden)).chunk(2, dim=-1)
         hidden += self.down.forward(F.silu(gate).mul_(up))
 
-    def forward_few(self, few: few_tokens.FewTokens, batch: RaggedBatch) -> None:
-        """As `forward`, of few tokens."""
-        x, from_numpy = few.hidden, torch.from_numpy
-        keys, values = (cached.numpy() for cached in batch.cached(self._number))
-        qkv = self.qkv.forward(from_numpy(few_tokens.normalize(x, *self._norms_of_few[0])))
-        few_tokens.rotate_and_cache(qkv.numpy(), few.rotation, few.slots, few.positions, keys, values)
+    def forward_on_host(self, forward: _HostForward) -> None:
+        """As `forward`, by compiled loops."""
+        batch, places = forward.batch, forward.places
+        keys, values = (as_array(cached) for cached in batch.cached(self._number))
+        normed, normed_array = forward.room("normed", self.attention_norm.size)
+        self.attention_norm.write(forward.hidden, normed_array)
+        qkv = self.qkv.forward(normed).view(len(normed), -1, self._head_dim)
+        qkv_array = as_array(qkv)
+        between_products.rotate_and_cache(qkv_array, *places, keys, values)
         if batch.looks_back_at_little:
-            attended = from_numpy(few_tokens.attend(qkv.numpy(), few.slots, few.positions, keys, values, self._scaling))
+            attended, attended_array = forward.room("attended", self._query_heads, self._head_dim)
+            between_products.attend(
+                qkv_array, places.slots, places.positions, keys, values, self._scaling, attended_array
+            )
         else:
-            query = qkv.view(len(x), -1, self._head_dim)[:, : self._query_heads]
-            attended = batch.attend_cached(self._number, query, self._scaling).reshape(len(x), -1)
-        few_tokens.add(x, self.output.forward(attended).numpy())
-        gate_and_up = self.gate_and_up.forward(from_numpy(few_tokens.normalize(x, *self._norms_of_few[1]))).numpy()
-        few_tokens.add(x, self.down.forward(from_numpy(few_tokens.activate(gate_and_up))).numpy())
+            attended = batch.attend_cached(self._number, qkv[:, : self._query_heads], self._scaling)
+        update = self.output.forward(attended.reshape(len(attended), -1))
+        between_products.add(forward.hidden, as_array(update))
+
+        self.mlp_norm.write(forward.hidden, normed_array)
+        gate_and_up = self.gate_and_up.forward(normed)
+        activated, activated_array = forward.room("activated", gate_and_up.shape[1] // 2)
+        between_products.activate(as_array(gate_and_up), activated_array)
+        between_products.add(forward.hidden, as_array(self.down.forward(activated)))
 
 
 class _Norm(nn.Module):
-    """x / rms(x) * weight.
-
-    torch makes that of six operations on a CPU, but has one for layer norm. The values of x and of -x together have a
-    mean of 0, and the mean square of x as variance: their layer norm is what is wanted, twice.
-    """
+    """x / rms(x) * weight."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
         self.weight = norm.weight
-        self._size: int = norm.weight.numel()
+        self.size: int = norm.weight.numel()
         self._epsilon: float = norm.variance_epsilon
-        self._twice: Tensor | None = None
-        self.is_on_host = self.weight.device.type == "cpu" and self.weight.dtype == torch.float32
-        if self.is_on_host:
-            self._twice = torch.cat([self.weight, self.weight]).detach()
+        self._on_host = as_array(norm.weight) if is_on_host(norm.weight) else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T, hidden]` -> `[T, hidden]`."""
-        if self._twice is None:
-            return torch.rms_norm(x, (self._size,), self.weight, self._epsilon)
-        both = torch.layer_norm(torch.cat([x, -x], -1), (2 * self._size,), self._twice, None, self._epsilon)
-        return both[:, : self._size]
+        """`[T, hidden]` -> `[T, hidden]` in the weight's type."""
+        if self._on_host is None:
+            return torch.rms_norm(x, (self.size,), self.weight, self._epsilon)
+        normalized = torch.empty(x.shape, dtype=self.weight.dtype)
+        self.write(as_array(x.float()), as_array(normalized))
+        return normalized
 
-    def of_few(self) -> tuple[few_tokens.Floats, float]:
-        """Weight and epsilon, of a norm on a CPU in float32."""
-        return self.weight.detach().numpy(), self._epsilon
+    def write(self, x: Floats, normalized: Floats) -> None:
+        """On a CPU: float32 `[T, hidden]` into `[T, hidden]`."""
+        assert self._on_host is not None
+        between_products.normalize(x, self._on_host, self._epsilon, normalized)
 
 
 def _rotary_pairs_together(num_heads: int, head_dim: int) -> Tensor:
@@ -238,8 +260,9 @@ class FusedForward:
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attention: Attention, logits_at: Tensor) -> Tensor:
         """As `transformers_forward.TransformersForward`."""
-        hidden = self._embedding(token_ids)
-        self._kept = self._decoder.run_layers(hidden, positions, attention, self._inner_layers)
+        hidden, self._kept = self._decoder.run_layers(
+            self._embedding(token_ids), positions, attention, self._inner_layers
+        )
         if self._num_layers in self._hidden_layers:  # what the head sees, as `forward.hidden_states` has it
             self._kept[self._num_layers] = hidden = self._decoder.norm(hidden)
             asked = hidden[logits_at]

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU, in the fastest of three ways to compute the same product.
+"""Linear layers on a CPU, in the fastest of four ways to compute the same product.
 
 - plain: `y = x W^T`, as the model asks for it.
 - transposed: `y^T = W x^T`. Some libraries have a slow path for the plain way with few rows: MKL on AMD takes twice as
@@ -6,6 +6,8 @@
 - float16_weights: the weights are kept as float16 and multiplied in float32 (FBGEMM). Few rows wait for memory, and
   this reads half as much of it. Only where every weight is exactly a float16 times one power of two, as published
   bfloat16, float16 and 4-bit weights are, so that the model is still the same model.
+- packed: the weights are kept in the order in which oneDNN multiplies them. In bfloat16 it would bring them into that
+  order anew for every product, which takes as long as the product of few rows.
 
 In all of them the numbers differ by the order of the additions only. Which one is faster is measured once, at load, on
 the model's own weights (perf/forward.py compares them).
@@ -25,10 +27,13 @@ from torch import Tensor, nn
 
 _TRANSPOSED_MOST_ROWS = 128
 """With more rows both ways keep the processor busy, and the plain one needs no copy."""
+_PACKED_FOR_ROWS = 256
+"""oneDNN asks how many rows there will be. The order that it chooses for so many is as good for fewer, not the other
+way round: packed for 1, 32 rows take twice as long."""
 _PROBED_ROWS = (1, 4, 32)
 _PROBED_WEIGHTS = 8
-_PROBE_REPEATS = 6
-_WORTHWHILE = 1.2
+_PROBE_REPEATS = 15
+_WORTHWHILE = 1.1
 """Only a clear gain counts, so that every start on a machine chooses alike: rounding depends on the choice."""
 _LARGEST_EXPONENT = 15
 """Of a float16."""
@@ -63,6 +68,20 @@ class _Float16WeightsLinear(nn.Linear):
         return y
 
 
+class _PackedLinear(nn.Linear):
+    """Has weights in oneDNN's order instead of `weight`."""
+
+    packed: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
+        return _packed_product(x, self.packed, self.bias)
+
+
+def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    return y
+
+
 def _transposed_product(rows: Tensor, weight: Tensor) -> Tensor:
     """`[n, in]` rows, `[out, in]` weight -> `[n, out]`, contiguous as the layers after it like it."""
     return (weight @ rows.t()).t().contiguous()
@@ -85,11 +104,22 @@ def use_fastest_linear(model: nn.Module) -> str:
             module.__class__ = _TransposedLinear
     elif way == "float16_weights":
         for module in linears:
-            _pack(module)
+            _keep_as_float16(module)
+    elif way == "packed":
+        for module in linears:
+            packed = _packed(module.weight.detach())
+            del module.weight
+            module.__class__ = _PackedLinear
+            module.packed = packed
     return way
 
 
-def _pack(module: nn.Linear) -> None:
+def _packed(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight.default(weight.contiguous(), _PACKED_FOR_ROWS)
+    return packed
+
+
+def _keep_as_float16(module: nn.Linear) -> None:
     scale = float16_scale(module.weight)
     if scale is None:
         return
@@ -117,13 +147,14 @@ def float16_scale(weight: Tensor) -> float | None:
 
 @torch.inference_mode()
 def fastest_way(linears: list[nn.Linear]) -> str:
-    """Measures the ways on the largest of the layers, several in turn, so that they come from memory as in a forward.
+    """Measures the ways on some layers from all over the model, in turn, so that they come from memory as in a forward.
 
     Returns:
-        "plain", "transposed" or "float16_weights"; the last only where it can be had and is exact.
+        "plain", "transposed", "float16_weights" or "packed"; the last two only where they can be had, and the third
+        only where it is exact.
     """
-    largest = sorted(linears, key=lambda module: -module.weight.numel())[:_PROBED_WEIGHTS]
-    weights = [module.weight.detach() for module in largest]
+    some = linears[:: max(1, len(linears) // _PROBED_WEIGHTS)][:_PROBED_WEIGHTS]
+    weights = [module.weight.detach() for module in some]
     ways: dict[str, tuple[_Product, list[Any]]] = {
         "plain": (F.linear, weights),
         "transposed": (_transposed_product, weights),
@@ -135,6 +166,14 @@ def fastest_way(linears: list[nn.Linear]) -> str:
             pass
         else:
             ways["float16_weights"] = (torch.ops.quantized.linear_dynamic_fp16, packed)
+    if weights[0].dtype == torch.bfloat16:
+        try:
+            packed = [_packed(weight) for weight in weights]
+            _packed_product(torch.ones(1, weights[0].shape[1], dtype=torch.bfloat16), packed[0])
+        except (AttributeError, RuntimeError):  # no oneDNN in this build, or none that multiplies bfloat16 here
+            pass
+        else:
+            ways["packed"] = (_packed_product, packed)
     times = {way: [_Times() for _ in _PROBED_ROWS] for way in ways}
     for _ in range(_PROBE_REPEATS):
         for place, num_rows in enumerate(_PROBED_ROWS):

@@ -1,9 +1,9 @@
 """Attention over packed tokens of many sequences, straight from a slot cache.
 
-The packed tokens `[T]` of a batch are those of its rows, end to end. On a CPU in float32, many rows of few tokens are
-attended to by `short_rows`; all others by `segments`. Of a handful of tokens whole layers are computed otherwise
-(`few_tokens`), where the model is one that `fused_forward` takes over. This module knows nothing of transformers:
-`transformers_forward` registers it there.
+The packed tokens `[T]` of a batch are those of its rows, end to end. On a CPU, many rows of few tokens are attended to
+by `short_rows`; all others by `segments`. A handful of tokens that look back at little need neither, where the model is
+one that `fused_forward` takes over. This module knows nothing of transformers: `transformers_forward` registers it
+there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive_verification.forward import few_tokens
+from adaptive_verification.forward.between_products import MOST_TOKENS_OF_ONE_THREAD
+from adaptive_verification.forward.host_floats import is_on_host
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.segments import SegmentedRows
 from adaptive_verification.forward.short_rows import FEWEST_POSITIONS, ShortRows, short_rows
@@ -80,16 +81,14 @@ class RaggedBatch:
         self._rows, self._query_lengths, self._first_token = rows, query_lengths, first_token
 
     @property
-    def has_few_tokens(self) -> bool:
-        """Whether `few_tokens` is the faster way."""
-        keys = self._cache.keys[0]
-        is_possible = keys.device.type == "cpu" and keys.dtype == torch.float32
-        return is_possible and self.num_tokens <= few_tokens.MOST_TOKENS
+    def is_on_host(self) -> bool:
+        """Whether compiled loops can work on the cache."""
+        return is_on_host(self._cache.keys[0])
 
     @functools.cached_property
     def looks_back_at_little(self) -> bool:
-        """Whether several threads for attention are not worth their waking."""
-        return int(self.positions.sum()) < FEWEST_POSITIONS
+        """Whether attention, too, is left to one thread."""
+        return self.num_tokens <= MOST_TOKENS_OF_ONE_THREAD and int(self.positions.sum()) < FEWEST_POSITIONS
 
     @functools.cached_property
     def _parts(self) -> list[tuple[ShortRows | SegmentedRows, Tensor]]:

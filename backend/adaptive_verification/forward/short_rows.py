@@ -5,13 +5,12 @@ As batched matrix products they would have to be padded to the longest row, mask
 to be in. Here one compiled loop (numba) goes over rows and key-value heads and reads each row's keys and values once.
 A row's numbers do not depend on the other rows of its batch.
 
-Only float32: numba knows no bfloat16, and long rows are better off with matrix products (`segments`).
+Long rows are better off with matrix products (`segments`).
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive_verification.compiled import compiled
+from adaptive_verification.forward.host_floats import HOST_DTYPES, as_array, exponential, narrowed, widened
 from adaptive_verification.forward.row import Row
 
 MOST_TOKENS = 8
@@ -31,21 +31,39 @@ FEWEST_POSITIONS = 800
 and its next operation must wake them."""
 _FEWEST_PARTS = 8
 """With fewer rows times key-value heads, a group's query heads are divided among the threads, too."""
+_FAST = {"reassoc", "contract", "arcp", "nsz"}
 _SIGNATURE = (
-    "void(float32[:,:,:], float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], int64[::1], int64[::1], int64[::1],"
-    " int64[::1], float32, int64, float32[:,:,::1])"
+    "void({floats}[:,:,:], {floats}[:,:,:,::1], {floats}[:,:,:,::1], int64[::1], int64[::1], int64[::1], int64[::1],"
+    " int64[::1], float32, int64, {floats}[:,:,::1])"
 )
 
 
 def short_rows(rows: Sequence[Row], dtype: torch.dtype, device: torch.device) -> NDArray[np.bool_]:
-    """Which rows of a batch are to be attended to here."""
-    if dtype != torch.float32 or device.type != "cpu":
+    """Which rows `[rows]` of a batch are to be attended to here."""
+    if dtype not in HOST_DTYPES or device.type != "cpu":
         return np.zeros(len(rows), dtype=bool)
     lengths = np.array([row.query_length for row in rows])
     contexts = np.array([row.context_length for row in rows])
     are_short = lengths <= MOST_TOKENS
-    positions = (contexts + lengths)[are_short].sum()
-    return are_short & (positions >= FEWEST_POSITIONS)
+    positions = (contexts + lengths)[are_short]
+    if positions.sum() < FEWEST_POSITIONS:
+        return np.zeros(len(rows), dtype=bool)
+    if dtype == torch.bfloat16:
+        here = positions @ _cost_here(lengths[are_short])
+        padded = positions.sum() * _cost_in_segments(lengths[are_short].max())
+        are_short &= here <= padded
+    return are_short
+
+
+def _cost_here(query_length: Any) -> Any:
+    """Nanoseconds for each position that a row looks back at, one layer of the default target (2 cores with AMX)."""
+    return 16 + 26 * query_length
+
+
+def _cost_in_segments(query_length: Any) -> Any:
+    """The same of a segment, where matrix products are made of bfloat16: longer rows cost little there, but all are
+    padded to the longest. In float32 both ways have the same multipliers."""
+    return 46 + 12 * query_length
 
 
 class ShortRows:
@@ -67,104 +85,127 @@ class ShortRows:
         groups = query.shape[1] // kv_heads
         heads_per_part = groups if len(self._rows[0]) * kv_heads >= _FEWEST_PARTS else 1
         output = query.new_empty(self._num_tokens, query.shape[1], values.shape[-1])
-        arrays = (tensor.numpy() for tensor in (query, keys, values))
-        _compiled()(*arrays, *self._rows, scaling, heads_per_part, output.numpy())
+        arrays = [as_array(tensor) for tensor in (query, keys, values)]
+        attend = _attention(arrays[0].dtype.name, keys.shape[-1], values.shape[-1])
+        attend(*arrays, *self._rows, scaling, heads_per_part, as_array(output))
         return output
 
 
 @functools.cache
-def _compiled() -> Callable[..., None]:
-    options = {"parallel": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}}
-    return compiled(signature=_SIGNATURE, **options)(_attend)
+def _attention(floats: str, key_dim: int, value_dim: int) -> Callable[..., None]:
+    """The loop for heads of this size: one that knows the size when it is compiled is twice as fast."""
+
+    def attend(
+        query: Any,
+        keys: Any,
+        values: Any,
+        slots: Any,
+        contexts: Any,
+        lengths: Any,
+        first_queries: Any,
+        first_outputs: Any,
+        scaling: Any,
+        heads_per_part: Any,
+        output: Any,
+    ) -> None:
+        """Each part is a row and some query heads that share a key-value head: `m` queries in all, token by token."""
+        kv_heads = keys.shape[1]
+        groups = query.shape[1] // kv_heads
+        parts_per_head = groups // heads_per_part
+        for part in numba.prange(len(slots) * kv_heads * parts_per_head):
+            row = part // (kv_heads * parts_per_head)
+            kv_head = part // parts_per_head % kv_heads
+            first_head = kv_head * groups + part % parts_per_head * heads_per_part
+            total = contexts[row] + lengths[row]
+            num_queries = lengths[row] * heads_per_part
+
+            queries = np.empty((num_queries, key_dim), dtype=np.float32)
+            for i in range(num_queries):
+                head = query[first_queries[row] + i // heads_per_part, first_head + i % heads_per_part]
+                for d in range(key_dim):
+                    queries[i, d] = widened(head[d]) * scaling
+            weights = np.empty((num_queries, total), dtype=np.float32)
+            _score(queries, keys[slots[row], kv_head], weights, key_dim)
+            for i in range(num_queries):
+                _normalize(weights[i], contexts[row] + i // heads_per_part + 1)
+            sums = np.zeros((num_queries, value_dim), dtype=np.float32)
+            _sum(weights, values[slots[row], kv_head], sums, value_dim)
+            for i in range(num_queries):
+                head = output[first_outputs[row] + i // heads_per_part, first_head + i % heads_per_part]
+                for d in range(value_dim):
+                    head[d] = narrowed(sums[i, d], output)
+
+    return compiled(signature=_SIGNATURE.format(floats=floats), parallel=True, fastmath=_FAST)(attend)
 
 
-def _attend(
-    query: Any,
-    keys: Any,
-    values: Any,
-    slots: Any,
-    contexts: Any,
-    lengths: Any,
-    first_queries: Any,
-    first_outputs: Any,
-    scaling: Any,
-    heads_per_part: Any,
-    output: Any,
-) -> None:
-    """Each part is a row and some query heads that share a key-value head: `m` queries in all, token by token.
+@compiled(fastmath=_FAST, inline="always")
+def _score(queries: Any, keys: Any, scores: Any, key_dim: int) -> None:
+    """`[m, key_dim]` times the first keys `[n, key_dim]`, into `[m, n]`.
 
-    Four positions of the context at a time, so that a query, or an output, is loaded once for all of them.
+    Four positions at a time, so that a query is loaded once for all of them; as in `_sum`.
     """
-    kv_heads, key_dim, value_dim = keys.shape[1], keys.shape[3], values.shape[3]
-    groups = query.shape[1] // kv_heads
-    parts_per_head = groups // heads_per_part
-    for part in numba.prange(len(slots) * kv_heads * parts_per_head):
-        row = part // (kv_heads * parts_per_head)
-        kv_head = part // parts_per_head % kv_heads
-        first_head = kv_head * groups + part % parts_per_head * heads_per_part
-        first_query, first_output, context = first_queries[row], first_outputs[row], contexts[row]
-        total = context + lengths[row]
-        num_queries = lengths[row] * heads_per_part
-        row_keys, row_values = keys[slots[row], kv_head], values[slots[row], kv_head]
-
-        queries = np.empty((num_queries, key_dim), dtype=np.float32)
+    num_queries, total = scores.shape
+    in_fours = total - total % 4
+    four = np.empty((4, key_dim), dtype=np.float32)
+    key0, key1, key2, key3 = four[0], four[1], four[2], four[3]
+    for t in range(0, in_fours, 4):
+        _widen(keys, t, four, key_dim)
         for i in range(num_queries):
-            head = query[first_query + i // heads_per_part, first_head + i % heads_per_part]
+            one = queries[i]
+            score0 = score1 = score2 = score3 = np.float32(0)
             for d in range(key_dim):
-                queries[i, d] = head[d] * scaling
-
-        weights = np.empty((num_queries, total), dtype=np.float32)
-        in_fours = total - total % 4
-        for t in range(0, in_fours, 4):
-            key0, key1, key2, key3 = row_keys[t], row_keys[t + 1], row_keys[t + 2], row_keys[t + 3]
-            for i in range(num_queries):
-                one = queries[i]
-                score0 = score1 = score2 = score3 = np.float32(0)
-                for d in range(key_dim):
-                    score0 += one[d] * key0[d]
-                    score1 += one[d] * key1[d]
-                    score2 += one[d] * key2[d]
-                    score3 += one[d] * key3[d]
-                weights[i, t], weights[i, t + 1], weights[i, t + 2], weights[i, t + 3] = score0, score1, score2, score3
-        for t in range(in_fours, total):
-            for i in range(num_queries):
-                score0 = np.float32(0)
-                for d in range(key_dim):
-                    score0 += queries[i, d] * row_keys[t, d]
-                weights[i, t] = score0
-
+                score0 += one[d] * key0[d]
+                score1 += one[d] * key1[d]
+                score2 += one[d] * key2[d]
+                score3 += one[d] * key3[d]
+            scores[i, t], scores[i, t + 1], scores[i, t + 2], scores[i, t + 3] = score0, score1, score2, score3
+    for t in range(in_fours, total):
         for i in range(num_queries):
-            one = weights[i]
-            visible = context + i // heads_per_part + 1
-            largest = one[0]
-            for t in range(1, visible):
-                largest = max(largest, one[t])
-            normalizer = np.float32(0)
-            for t in range(visible):
-                one[t] = math.exp(one[t] - largest)
-                normalizer += one[t]
-            for t in range(visible):
-                one[t] /= normalizer
-            for t in range(visible, total):
-                one[t] = 0
+            score0 = np.float32(0)
+            for d in range(key_dim):
+                score0 += queries[i, d] * widened(keys[t, d])
+            scores[i, t] = score0
 
-        sums = np.zeros((num_queries, value_dim), dtype=np.float32)
-        for t in range(0, in_fours, 4):
-            value0, value1, value2, value3 = row_values[t], row_values[t + 1], row_values[t + 2], row_values[t + 3]
-            for i in range(num_queries):
-                weight0, weight1, weight2, weight3 = (
-                    weights[i, t],
-                    weights[i, t + 1],
-                    weights[i, t + 2],
-                    weights[i, t + 3],
-                )
-                one = sums[i]
-                for d in range(value_dim):
-                    one[d] += weight0 * value0[d] + weight1 * value1[d] + weight2 * value2[d] + weight3 * value3[d]
-        for t in range(in_fours, total):
-            for i in range(num_queries):
-                for d in range(value_dim):
-                    sums[i, d] += weights[i, t] * row_values[t, d]
+
+@compiled(fastmath=_FAST)
+def _normalize(weights: Any, visible: int) -> None:
+    """The softmax of the first `visible` ones; the others are nothing."""
+    largest = weights[0]
+    for t in range(1, visible):
+        largest = max(largest, weights[t])
+    normalizer = np.float32(0)
+    for t in range(visible):
+        weights[t] = exponential(weights[t] - largest)
+        normalizer += weights[t]
+    for t in range(visible):
+        weights[t] /= normalizer
+    for t in range(visible, len(weights)):
+        weights[t] = 0
+
+
+@compiled(fastmath=_FAST, inline="always")
+def _sum(weights: Any, values: Any, sums: Any, value_dim: int) -> None:
+    """Adds `[m, n]` times the first values `[n, value_dim]` to `[m, value_dim]`."""
+    num_queries, total = weights.shape
+    in_fours = total - total % 4
+    four = np.empty((4, value_dim), dtype=np.float32)
+    value0, value1, value2, value3 = four[0], four[1], four[2], four[3]
+    for t in range(0, in_fours, 4):
+        _widen(values, t, four, value_dim)
+        for i in range(num_queries):
+            weight0, weight1, weight2, weight3 = weights[i, t], weights[i, t + 1], weights[i, t + 2], weights[i, t + 3]
+            one = sums[i]
+            for d in range(value_dim):
+                one[d] += weight0 * value0[d] + weight1 * value1[d] + weight2 * value2[d] + weight3 * value3[d]
+    for t in range(in_fours, total):
         for i in range(num_queries):
             for d in range(value_dim):
-                output[first_output + i // heads_per_part, first_head + i % heads_per_part, d] = sums[i, d]
+                sums[i, d] += weights[i, t] * widened(values[t, d])
+
+
+@compiled(inline="always")
+def _widen(rows: Any, first: int, four: Any, dim: int) -> None:
+    """Rows `first` to `first + 3`, into `[4, dim]`."""
+    for row in range(4):
+        for d in range(dim):
+            four[row, d] = widened(rows[first + row, d])

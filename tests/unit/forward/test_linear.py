@@ -13,7 +13,7 @@ from torch import nn
 from adaptive_verification.forward import linear
 from adaptive_verification.forward.linear import fastest_way, float16_scale, use_fastest_linear
 
-WAYS = ("plain", "transposed", "float16_weights")
+WAYS = ("plain", "transposed", "float16_weights", "packed")
 
 
 def model() -> nn.Sequential:
@@ -86,7 +86,7 @@ def test_what_is_no_plain_linear_layer_is_left_alone(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("transposed", "float16_weights", "expected"),
-    [(0.5, 0.4, "float16_weights"), (0.5, 0.9, "transposed"), (0.95, 0.9, "plain"), (2.0, 2.0, "plain")],
+    [(0.5, 0.4, "float16_weights"), (0.5, 0.9, "transposed"), (0.95, 0.95, "plain"), (2.0, 2.0, "plain")],
 )
 def test_only_a_clear_gain_counts(
     monkeypatch: pytest.MonkeyPatch, transposed: float, float16_weights: float, expected: str
@@ -114,3 +114,35 @@ def test_a_build_without_float16_weights_chooses_among_the_others(monkeypatch: p
 
     monkeypatch.setattr(torch.ops.quantized, "linear_prepack_fp16", missing)
     assert fastest_way([nn.Linear(8, 8).bfloat16().float()]) in ("plain", "transposed")
+
+
+def test_weights_are_packed_in_bfloat16_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is the faster one there; in float32 packing gains nothing."""
+    layers = [nn.Linear(8, 8).bfloat16(), nn.Linear(8, 8).bfloat16()]
+    monkeypatch.setattr(linear, "_WORTHWHILE", 0.0)
+    monkeypatch.setattr(linear, "_transposed_product", slow := lambda rows, weight: time.sleep(0.001))
+    monkeypatch.setattr("adaptive_verification.forward.linear.F.linear", slow)
+    assert fastest_way(layers) == "packed"
+    assert fastest_way([layer.float() for layer in layers]) != "packed"
+
+
+def test_a_build_that_cannot_pack_chooses_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(weight: torch.Tensor) -> None:
+        raise RuntimeError("mkldnn_reorder_linear_weight: ATen not compiled with MKLDNN support")
+
+    monkeypatch.setattr(linear, "_packed", missing)
+    assert fastest_way([nn.Linear(8, 8).bfloat16()]) in ("plain", "transposed")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 300])
+def test_packed_bfloat16_gives_the_numbers_of_the_plain_way(
+    monkeypatch: pytest.MonkeyPatch, rows: int, bias: bool
+) -> None:
+    layer = nn.Linear(64, 96, bias=bias).bfloat16()
+    x = torch.randn(rows, 64).bfloat16()
+    with torch.inference_mode():
+        expected = layer(x)
+        monkeypatch.setattr(linear, "fastest_way", lambda linears: "packed")
+        use_fastest_linear(nn.Sequential(layer))
+        torch.testing.assert_close(layer(x), expected)

@@ -44,15 +44,16 @@ def few_positions_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adaptive_verification.forward.short_rows.FEWEST_POSITIONS", 1)
 
 
-def cache_and_inputs(rows: list[Row]) -> tuple[KVCache, Tensor, Tensor, Tensor]:
+def cache_and_inputs(rows: list[Row], dtype: torch.dtype = torch.float32) -> tuple[KVCache, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    cache = KVCache(1, NUM_SLOTS, KV_HEADS, CAPACITY, KEY_DIM, VALUE_DIM, torch.float32, torch.device("cpu"))
+    cache = KVCache(1, NUM_SLOTS, KV_HEADS, CAPACITY, KEY_DIM, VALUE_DIM, dtype, torch.device("cpu"))
     for row in rows:
         cache.keys[0][row.slot, :, : row.context_length] = torch.randn(KV_HEADS, row.context_length, KEY_DIM)
         cache.values[0][row.slot, :, : row.context_length] = torch.randn(KV_HEADS, row.context_length, VALUE_DIM)
     num_tokens = sum(row.query_length for row in rows)
-    query = torch.randn(num_tokens, KV_HEADS * GROUPS, KEY_DIM)
-    return cache, query, torch.randn(num_tokens, KV_HEADS, KEY_DIM), torch.randn(num_tokens, KV_HEADS, VALUE_DIM)
+    heads = ((KV_HEADS * GROUPS, KEY_DIM), (KV_HEADS, KEY_DIM), (KV_HEADS, VALUE_DIM))
+    query, key, value = (torch.randn(num_tokens, *of_one).to(dtype) for of_one in heads)
+    return cache, query, key, value
 
 
 def row_by_row(rows: list[Row], cache: KVCache, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -73,13 +74,14 @@ def row_by_row(rows: list[Row], cache: KVCache, query: Tensor, key: Tensor, valu
     return torch.stack(outputs)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 @pytest.mark.parametrize("name", BATCHES)
-def test_packed_attention_equals_row_by_row(name: str) -> None:
+def test_packed_attention_equals_row_by_row(name: str, dtype: torch.dtype, tolerance: float) -> None:
     rows = BATCHES[name]
-    cache, query, key, value = cache_and_inputs(rows)
+    cache, query, key, value = cache_and_inputs(rows, dtype)
     expected = row_by_row(rows, cache, query, key, value)
     output = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
-    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 def test_long_rows_of_these_batches_meet_every_shape_of_segment() -> None:
@@ -131,7 +133,16 @@ def test_short_rows_with_little_to_read_are_taken_for_long(monkeypatch: pytest.M
     for fewest, expected in ((200, [True, False, True]), (201, [False, False, False])):
         monkeypatch.setattr("adaptive_verification.forward.short_rows.FEWEST_POSITIONS", fewest)
         assert short_rows(rows, torch.float32, torch.device("cpu")).tolist() == expected
-    assert not short_rows(rows, torch.bfloat16, torch.device("cpu")).any()
+    assert not short_rows(rows, torch.float16, torch.device("cpu")).any()
+
+
+def test_in_bfloat16_rows_are_taken_for_long_where_they_are_of_one_length() -> None:
+    """Matrix products are faster there, but not where most of them would be padding."""
+    cpu = torch.device("cpu")
+    for lengths, expected in (([1], True), ([2], True), ([4], False), ([1, 2, 3, 4, 5], True)):
+        rows = [Row(slot, 300, lengths[slot % len(lengths)]) for slot in range(20)]
+        assert short_rows(rows, torch.bfloat16, cpu).tolist() == [expected] * 20
+        assert short_rows(rows, torch.float32, cpu).all()
 
 
 def test_what_is_no_number_stays_none() -> None:

@@ -1,0 +1,186 @@
+"""What a decoder layer does between its matrix products, on a CPU: one compiled loop each.
+
+torch takes longer for these dozen operations than for the products of few tokens: each is a call of its own, whose code
+and data have left the caches since the last layer, and in bfloat16 most convert to float32 and back. The sum that the
+layers add to stays in float32 here, whatever the model's type.
+
+A handful of tokens is left to one thread: it is done before a second one is awake, and torch's threads stay awake for
+the products. A token attends to what the cache holds of its slot up to its own position, so tokens of one row and of
+many look alike; where they look back at much, `short_rows` and `segments` do it. Knows arrays, nothing of models.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_verification.compiled import compiled
+from adaptive_verification.forward.host_floats import Floats, exponential, narrowed, widened
+
+MOST_TOKENS_OF_ONE_THREAD = 16
+
+_FAST = {"reassoc", "contract", "nsz", "arcp"}
+
+
+class Places(NamedTuple):
+    """Where the tokens of one forward are."""
+
+    rotation: NDArray[np.float32]
+    """`[T, head_dim / 2, 2]`, cosine and sine."""
+    slots: NDArray[np.int64]
+    """`[T]`, of the cache; as the next."""
+    positions: NDArray[np.int64]
+
+
+@compiled(fastmath=_FAST, parallel=True)
+def normalize(x: NDArray[np.float32], weight: Floats, epsilon: float, normalized: Floats) -> None:
+    """`x / rms(x) * weight` of each token, `[T, hidden]` into `[T, hidden]`."""
+    if len(x) <= MOST_TOKENS_OF_ONE_THREAD:
+        for token in range(len(x)):
+            _normalize(x[token], weight, epsilon, normalized[token])
+    else:
+        for token in numba.prange(len(x)):
+            _normalize(x[token], weight, epsilon, normalized[token])
+
+
+@compiled(fastmath=_FAST)
+def _normalize(x: Any, weight: Any, epsilon: float, normalized: Any) -> None:
+    squares = np.float32(0)
+    for i in range(len(x)):
+        squares += x[i] * x[i]
+    scale = np.float32(1 / np.sqrt(squares / len(x) + epsilon))
+    for i in range(len(x)):
+        normalized[i] = narrowed(x[i] * scale * widened(weight[i]), normalized)
+
+
+@compiled(fastmath=_FAST, parallel=True)
+def add(x: NDArray[np.float32], update: Floats) -> None:
+    """`x += update`, both `[T, hidden]`."""
+    if len(x) <= MOST_TOKENS_OF_ONE_THREAD:
+        for token in range(len(x)):
+            _add(x[token], update[token])
+    else:
+        for token in numba.prange(len(x)):
+            _add(x[token], update[token])
+
+
+@compiled(fastmath=_FAST)
+def _add(x: Any, update: Any) -> None:
+    for i in range(len(x)):
+        x[i] += widened(update[i])
+
+
+@compiled(fastmath=_FAST, parallel=True)
+def activate(gate_and_up: Floats, activated: Floats) -> None:
+    """`silu(gate) * up`, `[T, 2 n]` into `[T, n]`."""
+    if len(activated) <= MOST_TOKENS_OF_ONE_THREAD:
+        for token in range(len(activated)):
+            _activate(gate_and_up[token], activated[token])
+    else:
+        for token in numba.prange(len(activated)):
+            _activate(gate_and_up[token], activated[token])
+
+
+@compiled(fastmath=_FAST)
+def _activate(gate_and_up: Any, activated: Any) -> None:
+    width = len(activated)
+    for i in range(width):
+        gate, up = widened(gate_and_up[i]), widened(gate_and_up[width + i])
+        activated[i] = narrowed(gate / (np.float32(1) + exponential(-gate)) * up, activated)
+
+
+@compiled(fastmath=_FAST, parallel=True)
+def rotate_and_cache(
+    qkv: Floats,
+    rotation: NDArray[np.float32],
+    slots: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    keys: Floats,
+    values: Floats,
+) -> None:
+    """Rotates queries and keys in place, and writes keys and values to the cache.
+
+    Args:
+        qkv: `[T, query heads + 2 kv heads, head_dim]`, with rotary pairs side by side.
+        rotation: `[T, head_dim / 2, 2]`, cosine and sine.
+        slots, positions: `[T]`.
+        keys, values: `[slots, kv heads, capacity, head_dim]`.
+    """
+    if len(qkv) <= MOST_TOKENS_OF_ONE_THREAD:
+        for token in range(len(qkv)):
+            _rotate(qkv[token], rotation[token], keys.shape[1])
+            _cache(qkv[token], slots[token], positions[token], keys, values)
+    else:
+        for token in numba.prange(len(qkv)):
+            _rotate(qkv[token], rotation[token], keys.shape[1])
+            _cache(qkv[token], slots[token], positions[token], keys, values)
+
+
+@compiled(fastmath=_FAST)
+def _rotate(heads: Any, rotation: Any, kv_heads: int) -> None:
+    for head in range(len(heads) - kv_heads):
+        for i in range(len(rotation)):
+            cosine, sine = rotation[i, 0], rotation[i, 1]
+            real, imaginary = widened(heads[head, 2 * i]), widened(heads[head, 2 * i + 1])
+            heads[head, 2 * i] = narrowed(real * cosine - imaginary * sine, heads)
+            heads[head, 2 * i + 1] = narrowed(real * sine + imaginary * cosine, heads)
+
+
+@compiled
+def _cache(heads: Any, slot: int, position: int, keys: Any, values: Any) -> None:
+    kv_heads, head_dim = keys.shape[1], keys.shape[3]
+    first_key, first_value = len(heads) - 2 * kv_heads, len(heads) - kv_heads
+    for head in range(kv_heads):
+        for i in range(head_dim):
+            keys[slot, head, position, i] = heads[first_key + head, i]
+            values[slot, head, position, i] = heads[first_value + head, i]
+
+
+@compiled(fastmath=_FAST)
+def attend(
+    qkv: Floats,
+    slots: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    keys: Floats,
+    values: Floats,
+    scaling: float,
+    attended: Floats,
+) -> None:
+    """Attends over what is cached, from `rotate_and_cache`'s arguments, into `[T, query heads, head_dim]`."""
+    tokens, query_heads, head_dim = attended.shape
+    groups = query_heads // keys.shape[1]
+    query, output = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)
+    for token in range(tokens):
+        slot, length = slots[token], positions[token] + 1
+        for head in range(query_heads):
+            for i in range(head_dim):
+                query[i] = widened(qkv[token, head, i]) * scaling
+            _attend(query, keys[slot, head // groups, :length], values[slot, head // groups, :length], output)
+            for i in range(head_dim):
+                attended[token, head, i] = narrowed(output[i], attended)
+
+
+@compiled(fastmath=_FAST)
+def _attend(query: Any, keys: Any, values: Any, output: Any) -> None:
+    """One query `[head_dim]` over keys and values `[n, head_dim]`, into `[head_dim]`."""
+    length, head_dim = keys.shape
+    weights = np.empty(length, np.float32)
+    largest = np.float32(-np.inf)
+    for place in range(length):
+        score = np.float32(0)
+        for i in range(head_dim):
+            score += query[i] * widened(keys[place, i])
+        weights[place] = score
+        largest = max(largest, score)
+    total = np.float32(0)
+    for place in range(length):
+        weights[place] = exponential(weights[place] - largest)
+        total += weights[place]
+    output[:] = 0
+    for place in range(length):
+        weight = weights[place] / total
+        for i in range(head_dim):
+            output[i] += weight * widened(values[place, i])

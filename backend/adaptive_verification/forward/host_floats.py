@@ -1,0 +1,94 @@
+"""Float32 and bfloat16 alike in compiled loops, and an exponential that the compiler can vectorize.
+
+numpy and numba know no bfloat16. A tensor of that type is handed to a loop as its bits (uint16), which are the upper
+half of a float32's. Arithmetic is in float32 either way: a loop reads with `widened` and writes with `narrowed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from numba.extending import overload
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive_verification.compiled import compiled
+
+HOST_DTYPES = (torch.float32, torch.bfloat16)
+"""Of tensors that `as_array` takes."""
+
+Floats = NDArray[Any]
+"""Float32, or the bits of bfloat16."""
+
+_LOG2_E = np.float32(1.44269504)
+_LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_LARGEST_EXPONENT = np.float32(88.0)
+_SMALLEST_EXPONENT = np.float32(-87.0)
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Whether compiled loops can work on it."""
+    return tensor.device.type == "cpu" and tensor.dtype in HOST_DTYPES
+
+
+def as_array(tensor: Tensor) -> Floats:
+    """The same memory as an array, of a tensor for which `is_on_host` holds."""
+    if tensor.dtype == torch.bfloat16:
+        bits: Floats = tensor.detach().view(torch.int16).numpy().view(np.uint16)
+        return bits
+    return tensor.detach().numpy()
+
+
+def widened(value: Any) -> Any:
+    """An element of such an array as a float32. Only in compiled functions."""
+    raise NotImplementedError
+
+
+@overload(widened, strict=False)
+def _widened(value: Any) -> Any:
+    if value == types.uint16:
+        return lambda value: np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+    return lambda value: value
+
+
+def narrowed(value: Any, array: Any) -> Any:
+    """A float32 as an element of the array, rounded to the nearest (to even). Only in compiled functions."""
+    raise NotImplementedError
+
+
+@overload(narrowed, strict=False)
+def _narrowed(value: Any, array: Any) -> Any:
+    if array.dtype == types.uint16:
+        return _rounded_bits
+    return lambda value, array: value
+
+
+def _rounded_bits(value: Any, array: Any) -> Any:
+    bits = np.float32(value).view(np.uint32)
+    if value != value:  # rounding could make a number, or infinity, of what is none
+        return np.uint16(0x7FC0)
+    to_even = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return np.uint16(np.uint32(bits + to_even) >> np.uint32(16))
+
+
+@compiled(fastmath={"contract"})
+def exponential(x: Any) -> Any:
+    """exp(x) of a float32, to two units in the last place between -87 and 88, and beyond what it is there.
+
+    A call to the C library's, which numba makes of `math.exp`, keeps a loop from being vectorized. The polynomial is
+    that of Cephes' `expf` (S. Moshier, 1989).
+    """
+    x = min(max(x, _SMALLEST_EXPONENT), _LARGEST_EXPONENT)
+    power = np.floor(x * _LOG2_E + np.float32(0.5))
+    rest = x - power * _LN_2_HIGH - power * _LN_2_LOW
+    series = np.float32(1.9875691500e-4)
+    series = series * rest + np.float32(1.3981999507e-3)
+    series = series * rest + np.float32(8.3334519073e-3)
+    series = series * rest + np.float32(4.1665795894e-2)
+    series = series * rest + np.float32(1.6666665459e-1)
+    series = series * rest + np.float32(5.0000001201e-1)
+    series = series * rest * rest + rest + np.float32(1)
+    return series * np.int32(np.int32(np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
