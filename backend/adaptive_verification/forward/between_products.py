@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_verification.compiled import compiled
-from adaptive_verification.forward.host_floats import Floats, exponential, narrowed, widened
+from adaptive_verification.forward.host_floats import Floats, exponential, narrowed, pair, widened, word
 
 MOST_TOKENS_OF_ONE_THREAD = 16
 
@@ -28,8 +28,9 @@ _FAST = {"reassoc", "contract", "nsz", "arcp"}
 class Places(NamedTuple):
     """Where the tokens of one forward are."""
 
-    rotation: NDArray[np.float32]
-    """`[T, head_dim / 2, 2]`, cosine and sine."""
+    cosines: NDArray[np.float32]
+    """`[T, head_dim / 2]`, of the angles by which pairs are turned; as the next."""
+    sines: NDArray[np.float32]
     slots: NDArray[np.int64]
     """`[T]`, of the cache; as the next."""
     positions: NDArray[np.int64]
@@ -94,47 +95,47 @@ def _activate(gate_and_up: Any, activated: Any) -> None:
 
 @compiled(fastmath=_FAST, parallel=True)
 def rotate_and_cache(
-    qkv: Floats,
-    rotation: NDArray[np.float32],
+    qkv: NDArray[Any],
+    cosines: NDArray[np.float32],
+    sines: NDArray[np.float32],
     slots: NDArray[np.int64],
     positions: NDArray[np.int64],
-    keys: Floats,
-    values: Floats,
+    keys: NDArray[Any],
+    values: NDArray[Any],
 ) -> None:
     """Rotates queries and keys in place, and writes keys and values to the cache.
 
     Args:
-        qkv: `[T, query heads + 2 kv heads, head_dim]`, with rotary pairs side by side.
-        rotation: `[T, head_dim / 2, 2]`, cosine and sine.
-        slots, positions: `[T]`.
-        keys, values: `[slots, kv heads, capacity, head_dim]`.
+        qkv: `[T, query heads + 2 kv heads, head_dim / 2]` words of a rotary pair each.
+        cosines, sines, slots, positions: see `Places`.
+        keys, values: `[slots, kv heads, capacity, head_dim / 2]` words likewise.
     """
     if len(qkv) <= MOST_TOKENS_OF_ONE_THREAD:
         for token in range(len(qkv)):
-            _rotate(qkv[token], rotation[token], keys.shape[1])
+            _rotate(qkv[token], cosines[token], sines[token], keys.shape[1])
             _cache(qkv[token], slots[token], positions[token], keys, values)
     else:
         for token in numba.prange(len(qkv)):
-            _rotate(qkv[token], rotation[token], keys.shape[1])
+            _rotate(qkv[token], cosines[token], sines[token], keys.shape[1])
             _cache(qkv[token], slots[token], positions[token], keys, values)
 
 
 @compiled(fastmath=_FAST)
-def _rotate(heads: Any, rotation: Any, kv_heads: int) -> None:
+def _rotate(heads: Any, cosines: Any, sines: Any, kv_heads: int) -> None:
     for head in range(len(heads) - kv_heads):
-        for i in range(len(rotation)):
-            cosine, sine = rotation[i, 0], rotation[i, 1]
-            real, imaginary = widened(heads[head, 2 * i]), widened(heads[head, 2 * i + 1])
-            heads[head, 2 * i] = narrowed(real * cosine - imaginary * sine, heads)
-            heads[head, 2 * i + 1] = narrowed(real * sine + imaginary * cosine, heads)
+        for i in range(len(cosines)):
+            real, imaginary = pair(heads[head, i])
+            turned_real = real * cosines[i] - imaginary * sines[i]
+            turned_imaginary = real * sines[i] + imaginary * cosines[i]
+            heads[head, i] = word(turned_real, turned_imaginary, heads)
 
 
 @compiled
 def _cache(heads: Any, slot: int, position: int, keys: Any, values: Any) -> None:
-    kv_heads, head_dim = keys.shape[1], keys.shape[3]
+    kv_heads, size = keys.shape[1], keys.shape[3]
     first_key, first_value = len(heads) - 2 * kv_heads, len(heads) - kv_heads
     for head in range(kv_heads):
-        for i in range(head_dim):
+        for i in range(size):
             keys[slot, head, position, i] = heads[first_key + head, i]
             values[slot, head, position, i] = heads[first_value + head, i]
 
@@ -149,7 +150,14 @@ def attend(
     scaling: float,
     attended: Floats,
 ) -> None:
-    """Attends over what is cached, from `rotate_and_cache`'s arguments, into `[T, query heads, head_dim]`."""
+    """Attends over what is cached, after `rotate_and_cache`, number by number and not in pairs.
+
+    Args:
+        qkv: `[T, query heads + 2 kv heads, head_dim]`.
+        slots, positions: `[T]`.
+        keys, values: `[slots, kv heads, capacity, head_dim]`.
+        attended: `[T, query heads, head_dim]`, the result.
+    """
     tokens, query_heads, head_dim = attended.shape
     groups = query_heads // keys.shape[1]
     query, output = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)

@@ -29,7 +29,7 @@ from transformers import (
 
 from adaptive_verification.forward import between_products
 from adaptive_verification.forward.hidden_states import refuse_missing_layers
-from adaptive_verification.forward.host_floats import Floats, as_array, is_on_host
+from adaptive_verification.forward.host_floats import Floats, as_array, as_pairs, is_on_host
 from adaptive_verification.forward.ragged_attention import RaggedBatch
 from adaptive_verification.forward.transformers_forward import Attention
 
@@ -97,8 +97,10 @@ class _HostForward:
     def __init__(self, hidden: Tensor, dtype: torch.dtype, rotation: Tensor, batch: RaggedBatch) -> None:
         self.batch = batch
         self.hidden = as_array(hidden)  # [T, hidden], which the layers add to
-        pairs = torch.view_as_real(rotation[:, 0]).contiguous()  # [T, head_dim / 2, 2]
-        self.places = between_products.Places(as_array(pairs), batch.slot_of_token.numpy(), batch.positions.numpy())
+        cosines, sines = rotation[:, 0].real.contiguous(), rotation[:, 0].imag.contiguous()  # [T, head_dim / 2]
+        self.places = between_products.Places(
+            cosines.numpy(), sines.numpy(), batch.slot_of_token.numpy(), batch.positions.numpy()
+        )
         self._dtype = dtype
         self._rooms: dict[str, tuple[Tensor, Floats]] = {}
 
@@ -152,17 +154,15 @@ class _FusedLayer(nn.Module):
     def forward_on_host(self, forward: _HostForward) -> None:
         """As `forward`, by compiled loops."""
         batch, places = forward.batch, forward.places
-        keys, values = (as_array(cached) for cached in batch.cached(self._number))
+        keys, values = batch.cached(self._number)
         normed, normed_array = forward.room("normed", self.attention_norm.size)
         self.attention_norm.write(forward.hidden, normed_array)
         qkv = self.qkv.forward(normed).view(len(normed), -1, self._head_dim)
-        qkv_array = as_array(qkv)
-        between_products.rotate_and_cache(qkv_array, *places, keys, values)
+        between_products.rotate_and_cache(as_pairs(qkv), *places, as_pairs(keys), as_pairs(values))
         if batch.looks_back_at_little:
             attended, attended_array = forward.room("attended", self._query_heads, self._head_dim)
-            between_products.attend(
-                qkv_array, places.slots, places.positions, keys, values, self._scaling, attended_array
-            )
+            arrays = (as_array(qkv), places.slots, places.positions, as_array(keys), as_array(values))
+            between_products.attend(*arrays, self._scaling, attended_array)
         else:
             attended = batch.attend_cached(self._number, qkv[:, : self._query_heads], self._scaling)
         update = self.output.forward(attended.reshape(len(attended), -1))

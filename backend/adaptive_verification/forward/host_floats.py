@@ -1,7 +1,9 @@
 """Float32 and bfloat16 alike in compiled loops, and an exponential that the compiler can vectorize.
 
 numpy and numba know no bfloat16. A tensor of that type is handed to a loop as its bits (uint16), which are the upper
-half of a float32's. Arithmetic is in float32 either way: a loop reads with `widened` and writes with `narrowed`.
+half of a float32's. Arithmetic is in float32 either way: a loop reads with `widened` and writes with `narrowed`. Where
+two neighbours belong together, as real and imaginary part do, they are read and written as one word, because loads of
+every other number are slow.
 """
 
 from __future__ import annotations
@@ -42,6 +44,11 @@ def as_array(tensor: Tensor) -> Floats:
     return tensor.detach().numpy()
 
 
+def as_pairs(tensor: Tensor) -> NDArray[Any]:
+    """Likewise, of contiguous memory, as words of two neighbours each: half as many along the last dimension."""
+    return as_array(tensor).view(np.uint32 if tensor.dtype == torch.bfloat16 else np.uint64)
+
+
 def widened(value: Any) -> Any:
     """An element of such an array as a float32. Only in compiled functions."""
     raise NotImplementedError
@@ -62,16 +69,49 @@ def narrowed(value: Any, array: Any) -> Any:
 @overload(narrowed, strict=False)
 def _narrowed(value: Any, array: Any) -> Any:
     if array.dtype == types.uint16:
-        return _rounded_bits
+        return lambda value, array: _rounded(value)
     return lambda value, array: value
 
 
-def _rounded_bits(value: Any, array: Any) -> Any:
+@compiled
+def _rounded(value: Any) -> Any:
+    """The bits of a float32 as a bfloat16."""
     bits = np.float32(value).view(np.uint32)
-    if value != value:  # rounding could make a number, or infinity, of what is none
-        return np.uint16(0x7FC0)
     to_even = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return np.uint16(np.uint32(bits + to_even) >> np.uint32(16))
+    rounded = np.uint32(np.uint32(bits + to_even) >> np.uint32(16))
+    # rounding could make a number, or infinity, of what is none
+    return np.uint16(rounded if value == value else np.uint32(0x7FC0))
+
+
+def pair(word: Any) -> Any:
+    """The two numbers of a word as float32s. Only in compiled functions."""
+    raise NotImplementedError
+
+
+@overload(pair, strict=False)
+def _pair(word: Any) -> Any:
+    if word == types.uint32:
+        return lambda word: (
+            np.uint32(np.uint32(word) << np.uint32(16)).view(np.float32),
+            np.uint32(np.uint32(word) & np.uint32(0xFFFF0000)).view(np.float32),
+        )
+    return lambda word: (np.uint32(word).view(np.float32), np.uint32(word >> np.uint64(32)).view(np.float32))
+
+
+def word(first: Any, second: Any, words: Any) -> Any:
+    """Two float32s as an element of an array of words, rounded as `narrowed` does. Only in compiled functions."""
+    raise NotImplementedError
+
+
+@overload(word, strict=False)
+def _word(first: Any, second: Any, words: Any) -> Any:
+    if words.dtype == types.uint32:
+        return lambda first, second, words: np.uint32(
+            np.uint32(_rounded(first)) | np.uint32(np.uint32(_rounded(second)) << np.uint32(16))
+        )
+    return lambda first, second, words: np.uint64(
+        np.uint64(np.float32(first).view(np.uint32)) | (np.uint64(np.float32(second).view(np.uint32)) << np.uint64(32))
+    )
 
 
 @compiled(fastmath={"contract"})

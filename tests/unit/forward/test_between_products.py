@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adaptive_verification.forward import between_products
 from adaptive_verification.forward.between_products import MOST_TOKENS_OF_ONE_THREAD
-from adaptive_verification.forward.host_floats import as_array
+from adaptive_verification.forward.host_floats import as_array, as_pairs
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.short_rows import FEWEST_POSITIONS
@@ -76,11 +76,12 @@ def test_attend_rotates_writes_the_cache_and_attends_up_to_each_token(
     expected_keys[slots, :, positions] = rotated[:, query_heads : query_heads + kv_heads]
     expected_values[slots, :, positions] = qkv[:, query_heads + kv_heads :]
 
-    places, cache = (slots.numpy(), positions.numpy()), (as_array(keys), as_array(values))
-    own_qkv, rotation = as_array(qkv.clone()), torch.stack([angle.cos(), angle.sin()], -1).numpy()
-    between_products.rotate_and_cache(own_qkv, rotation, *places, *cache)
+    own_qkv, places = qkv.clone(), (slots.numpy(), positions.numpy())
+    turn = angle.cos().numpy(), angle.sin().numpy()
+    between_products.rotate_and_cache(as_pairs(own_qkv), *turn, *places, as_pairs(keys), as_pairs(values))
     attended = torch.empty(num_tokens, query_heads, HEAD_DIM, dtype=dtype)
-    between_products.attend(own_qkv, *places, *cache, 0.3, as_array(attended))
+    cache = (as_array(keys), as_array(values))
+    between_products.attend(as_array(own_qkv), *places, *cache, 0.3, as_array(attended))
     _assert_close(keys, expected_keys)
     assert torch.equal(values, expected_values)
     for token, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
