@@ -74,7 +74,21 @@ class _PackedLinear(nn.Linear):
     packed: Tensor
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
-        return _packed_product(x, self.packed, self.bias)
+        rows = x.reshape(-1, x.shape[-1])
+        num_more = padded_rows(len(rows)) - len(rows)
+        if num_more:
+            rows = F.pad(rows, (0, 0, 0, num_more))
+        y = _packed_product(rows, self.packed, self.bias)
+        return y[: len(y) - num_more].view(*x.shape[:-1], -1)
+
+
+def padded_rows(num_rows: int) -> int:
+    """As how many rows so many are multiplied: oneDNN makes a kernel for every number of rows that it meets, which
+    takes some milliseconds a layer, and steps have many. Its kernels work on 16 rows at a time anyway."""
+    if num_rows <= 16:
+        return num_rows
+    step = 16 if num_rows <= 128 else 32 if num_rows <= 512 else 128
+    return -(-num_rows // step) * step
 
 
 def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:

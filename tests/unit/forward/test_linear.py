@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from adaptive_verification.forward import linear
-from adaptive_verification.forward.linear import fastest_way, float16_scale, use_fastest_linear
+from adaptive_verification.forward.linear import fastest_way, float16_scale, padded_rows, use_fastest_linear
 
 WAYS = ("plain", "transposed", "float16_weights", "packed")
 
@@ -135,7 +135,7 @@ def test_a_build_that_cannot_pack_chooses_among_the_others(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("rows", [1, 16, 17, 300])
 def test_packed_bfloat16_gives_the_numbers_of_the_plain_way(
     monkeypatch: pytest.MonkeyPatch, rows: int, bias: bool
 ) -> None:
@@ -146,3 +146,11 @@ def test_packed_bfloat16_gives_the_numbers_of_the_plain_way(
         monkeypatch.setattr(linear, "fastest_way", lambda linears: "packed")
         use_fastest_linear(nn.Sequential(layer))
         torch.testing.assert_close(layer(x), expected)
+
+
+def test_many_numbers_of_rows_are_few_kernels() -> None:
+    padded = [padded_rows(num_rows) for num_rows in range(2049)]
+    assert padded[:17] == list(range(17))
+    assert all(rows >= num_rows for num_rows, rows in enumerate(padded))
+    assert all(rows - num_rows < max(16, num_rows / 4) for num_rows, rows in enumerate(padded))
+    assert len(set(padded)) < 50
