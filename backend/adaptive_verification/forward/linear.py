@@ -79,7 +79,7 @@ class _PackedLinear(nn.Linear):
         if num_more:
             rows = F.pad(rows, (0, 0, 0, num_more))
         y = _packed_product(rows, self.packed, self.bias)
-        return y[: len(y) - num_more].view(*x.shape[:-1], -1)
+        return y[: len(y) - num_more].view(*x.shape[:-1], y.shape[-1])
 
 
 def padded_rows(num_rows: int) -> int:
