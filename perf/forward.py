@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from adaptive_verification.forward import linear
-from adaptive_verification.forward.causal_model import CausalModel
+from adaptive_verification.forward.causal_model import CausalModel, ModelOptions
 from adaptive_verification.forward.loading import model_options
 from adaptive_verification.forward.row import Row
 from adaptive_verification.serving.default_pair import resolve_model
@@ -37,14 +37,23 @@ SHAPES = ("1x1x100", "1x2x100", "1x4x100", "1x8x100", "8x1x100", "8x4x100", "64x
           "64x1-5x300")  # fmt: skip
 
 
-WAYS = ("plain", "transposed", "float16_weights")
+WAYS = {
+    torch.float32: ("plain", "transposed", "float16_weights"),
+    torch.bfloat16: ("plain", "transposed", "packed"),
+    torch.float16: ("plain", "transposed"),
+}
+"""Of computing linear layers, by the weights' type."""
+
+
+def options_of(target: str) -> ModelOptions:
+    """As it is served here, with room for the shapes."""
+    return model_options(ModelSettings(target=target, cache_slots=64, max_context_tokens=512))
 
 
 def load(target: str, way: str) -> CausalModel:
     """The packed model with its linear layers computed that way, whatever is faster here."""
-    options = model_options(ModelSettings(target=target, cache_slots=64, max_context_tokens=512))
     with patch.object(linear, "fastest_way", lambda linears: way):
-        return CausalModel.load(target, options)
+        return CausalModel.load(target, options_of(target))
 
 
 def query_lengths(shape: str) -> tuple[list[int], int]:
@@ -89,19 +98,19 @@ def main() -> None:
 
     restart_as_served()
     target = resolve_model(arguments.target)
-    models = {way: load(target, way) for way in WAYS}
-    first = models[WAYS[0]]
-    bare: Any = AutoModelForCausalLM.from_pretrained(target, dtype=first.cache.keys[0].dtype)
-    bare.to(first.device).eval()
-    ways = " | ".join(WAYS)
-    ratios_to_bare = " | ".join(f"{way} / bare" for way in WAYS)
+    options = options_of(target)
+    models = {way: load(target, way) for way in WAYS[options.dtype]}
+    bare: Any = AutoModelForCausalLM.from_pretrained(target, dtype=options.dtype)
+    bare.to(options.device).eval()
+    ways = " | ".join(models)
+    ratios_to_bare = " | ".join(f"{way} / bare" for way in models)
     lines = [
         f"| rows | tokens each | context | bare | {ways} | {ratios_to_bare} |",
-        "|---" * (4 + 2 * len(WAYS)) + "|",
+        "|---" * (4 + 2 * len(models)) + "|",
     ]
     for shape in tqdm(arguments.shapes, unit="shape"):
         lengths, context_length = query_lengths(shape)
-        tokens = torch.ones(1, sum(lengths), dtype=torch.int64, device=first.device)
+        tokens = torch.ones(1, sum(lengths), dtype=torch.int64, device=options.device)
 
         def run_bare(tokens: torch.Tensor = tokens) -> torch.Tensor:
             logits: torch.Tensor = bare(input_ids=tokens, use_cache=False).logits
@@ -109,7 +118,7 @@ def main() -> None:
 
         packed_arms = {way: packed(model, lengths, context_length) for way, model in models.items()}
         times = medians({"bare": run_bare, **packed_arms}, arguments.repeats)
-        ratios = [times[way] / times["bare"] for way in WAYS]
+        ratios = [times[way] / times["bare"] for way in models]
         cells = [f"{value:.0f}" for value in times.values()] + [f"{ratio:.2f}" for ratio in ratios]
         lines.append(f"| {' | '.join(shape.split('x'))} | " + " | ".join(cells) + " |")
     publish(lines, arguments.output)

@@ -16,7 +16,6 @@ import json
 import logging
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,12 +75,14 @@ def measure_curve(
     run: Callable[[int], None],
     sizes: Sequence[int],
     *,
-    repeats: int = 3,
+    repeats: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:
-    """Times `run(size)` at each size: the median of some repeats, after one that warms up. For the stages, at load.
+    """Times `run(size)` at each size: the fastest of some repeats, after one that warms up. For the stages, at load.
 
-    Repeats go round the sizes, so that a slow spell of the machine does not fall on one size alone.
+    The fastest, because what else a machine does only adds to a time, and adds to one size's more than to another's:
+    the shape would suffer, which live times correct slowly. Their level they correct at once. Repeats go round the
+    sizes, so that a slow spell does not fall on one size alone.
     """
     times: dict[int, list[float]] = {size: [] for size in sizes}
     for repeat in range(repeats + 1):
@@ -90,7 +91,7 @@ def measure_curve(
             run(size)
             if repeat > 0:
                 times[size].append((clock() - started) * 1e3)
-    return CostCurve(tuple(times), tuple(statistics.median(values) for values in times.values()))
+    return CostCurve(tuple(times), tuple(min(values) for values in times.values()))
 
 
 def publish_curves(directory: str | os.PathLike[str], stage: str, curves: Mapping[str, CostCurve]) -> None:

@@ -50,7 +50,7 @@ def short_rows(rows: Sequence[Row], dtype: torch.dtype, device: torch.device) ->
         return np.zeros(len(rows), dtype=bool)
     if dtype == torch.bfloat16:
         here = positions @ _cost_here(lengths[are_short])
-        padded = positions.sum() * _cost_in_segments(lengths[are_short].max())
+        padded = positions.max() * len(positions) * _cost_in_segments(lengths[are_short].max())
         are_short &= here <= padded
     return are_short
 
@@ -62,7 +62,7 @@ def _cost_here(query_length: Any) -> Any:
 
 def _cost_in_segments(query_length: Any) -> Any:
     """The same of a segment, where matrix products are made of bfloat16: longer rows cost little there, but all are
-    padded to the longest. In float32 both ways have the same multipliers."""
+    padded to the longest, and to the longest context. In float32 both ways have the same multipliers."""
     return 46 + 12 * query_length
 
 

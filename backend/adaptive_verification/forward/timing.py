@@ -51,4 +51,4 @@ def time_forward(model: SlotModel, sizes: Sequence[int], *, logits_everywhere: b
         logits[:, 0].cpu()  # waits for a GPU
 
     fitting = [size for size in sizes if size <= model.capacity]
-    return measure_curve(run, fitting, repeats=2)
+    return measure_curve(run, fitting)
