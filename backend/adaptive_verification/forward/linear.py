@@ -7,10 +7,10 @@
   this reads half as much of it. Only where every weight is exactly a float16 times one power of two, as published
   bfloat16, float16 and 4-bit weights are, so that the model is still the same model.
 - packed: the weights are kept in the order in which oneDNN multiplies them. In bfloat16 it would bring them into that
-  order anew for every product, which takes as long as the product of few rows.
+  order anew for every product, which takes half as long as the product of few rows itself.
 
-In all of them the numbers differ by the order of the additions only. Which one is faster is measured once, at load, on
-the model's own weights (perf/forward.py compares them).
+In all of them the numbers differ by the order of the additions only. bfloat16 is packed where it can be; otherwise
+it is measured once, at load, on the model's own weights, which way is faster (perf/forward.py compares them).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PACKED_FOR_ROWS = 256
 way round: packed for 1, 32 rows take twice as long."""
 _PROBED_ROWS = (1, 4, 32)
 _PROBED_WEIGHTS = 8
-_PROBE_REPEATS = 15
-_WORTHWHILE = 1.1
+_PROBE_REPEATS = 6
+_WORTHWHILE = 1.2
 """Only a clear gain counts, so that every start on a machine chooses alike: rounding depends on the choice."""
 _LARGEST_EXPONENT = 15
 """Of a float16."""
@@ -133,6 +133,16 @@ def _packed(weight: Tensor) -> Tensor:
     return packed
 
 
+def _can_pack(weight: Tensor) -> bool:
+    if weight.dtype != torch.bfloat16:
+        return False
+    try:
+        _packed_product(torch.ones(1, weight.shape[1], dtype=weight.dtype), _packed(weight))
+    except (AttributeError, RuntimeError):  # no oneDNN in this build, or none that multiplies bfloat16 here
+        return False
+    return True
+
+
 def _keep_as_float16(module: nn.Linear) -> None:
     scale = float16_scale(module.weight)
     if scale is None:
@@ -161,14 +171,18 @@ def float16_scale(weight: Tensor) -> float | None:
 
 @torch.inference_mode()
 def fastest_way(linears: list[nn.Linear]) -> str:
-    """Measures the ways on some layers from all over the model, in turn, so that they come from memory as in a forward.
+    """Measures the ways on the largest of the layers, several in turn, so that they come from memory as in a forward.
+
+    Packed needs no measuring where it can be had: it does less, and knows few numbers of rows.
 
     Returns:
         "plain", "transposed", "float16_weights" or "packed"; the last two only where they can be had, and the third
         only where it is exact.
     """
-    some = linears[:: max(1, len(linears) // _PROBED_WEIGHTS)][:_PROBED_WEIGHTS]
-    weights = [module.weight.detach() for module in some]
+    largest = sorted(linears, key=lambda module: -module.weight.numel())[:_PROBED_WEIGHTS]
+    weights = [module.weight.detach() for module in largest]
+    if _can_pack(weights[0]):
+        return "packed"
     ways: dict[str, tuple[_Product, list[Any]]] = {
         "plain": (F.linear, weights),
         "transposed": (_transposed_product, weights),
@@ -180,14 +194,6 @@ def fastest_way(linears: list[nn.Linear]) -> str:
             pass
         else:
             ways["float16_weights"] = (torch.ops.quantized.linear_dynamic_fp16, packed)
-    if weights[0].dtype == torch.bfloat16:
-        try:
-            packed = [_packed(weight) for weight in weights]
-            _packed_product(torch.ones(1, weights[0].shape[1], dtype=torch.bfloat16), packed[0])
-        except (AttributeError, RuntimeError):  # no oneDNN in this build, or none that multiplies bfloat16 here
-            pass
-        else:
-            ways["packed"] = (_packed_product, packed)
     times = {way: [_Times() for _ in _PROBED_ROWS] for way in ways}
     for _ in range(_PROBE_REPEATS):
         for place, num_rows in enumerate(_PROBED_ROWS):
