@@ -11,10 +11,11 @@ same requests from the same place on: as many as no speculation gives in `--wind
 estimator is loaded anew, and prefix caching is off.
 
 Writes into the folder `--output`: load.csv (a line per window, at once), load.md, throughput_ratio.png, pareto.png. A
-window that takes longer than `--point-seconds` is left out. The bar shows the time that is left; on two cores
+window that takes longer than `--point-seconds` is left out. The bar shows the time that is left; at some 18 seconds a
+window, all in,
 
-    --arms k0 k1 av --concurrency 1 8 32    takes about one and a half hours,
-    everything                              about sixteen.
+    --arms k0 k1 av --concurrency 1 8 32    takes a good hour,
+    everything                              about ten.
 
 Arms: k0 no speculation; k1 to k7 so many drafts, all verified; av adaptive verification, after it has learned;
 unfitted with the drafter's own q_max for the acceptance probability (EAGLE-2's rule); threshold drafts are verified
