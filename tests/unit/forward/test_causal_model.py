@@ -127,13 +127,14 @@ def test_a_sliding_window_longer_than_the_context_is_served() -> None:
     assert_close(packed.forward(torch.tensor(tokens), [Row(0, 0, 6)], torch.arange(6)), reference, torch.float32)
 
 
-def test_the_probe_refuses_a_model_whose_attention_differs_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_probe_refuses_a_model_whose_attention_differs_silently(monkeypatch: pytest.MonkeyPatch, sign: int) -> None:
     model = tiny_model(CONFIGS["llama"])
     original = type(model.model.layers[0].self_attn).forward
 
     def biased(self, hidden_states, *args, **kwargs):  # type: ignore[no-untyped-def]
         output, weights = original(self, hidden_states, *args, **kwargs)
-        return output + hidden_states.flip(1), weights  # depends on the other packed tokens
+        return output + sign * hidden_states.flip(1), weights  # depends on the other packed tokens
 
     monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", biased)
     with pytest.raises(UnsupportedModel, match="differs from the model's own"):

@@ -143,6 +143,7 @@ def test_in_bfloat16_rows_are_taken_for_long_where_they_are_of_one_length() -> N
         rows = [Row(slot, 300, lengths[slot % len(lengths)]) for slot in range(20)]
         assert short_rows(rows, torch.bfloat16, cpu).tolist() == [expected] * 20
         assert short_rows(rows, torch.float32, cpu).all()
+    assert short_rows([Row(slot, 30 * slot, 4) for slot in range(20)], torch.bfloat16, cpu).all()
 
 
 def test_what_is_no_number_stays_none() -> None:
