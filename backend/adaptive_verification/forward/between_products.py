@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from adaptive_verification.compiled import compiled
 from adaptive_verification.forward.host_floats import Floats, exponential, narrowed, pair, widened, word
+from adaptive_verification.forward.short_rows import softmax
 
 MOST_TOKENS_OF_ONE_THREAD = 16
 
@@ -176,19 +177,13 @@ def _attend(query: Any, keys: Any, values: Any, output: Any) -> None:
     """One query `[head_dim]` over keys and values `[n, head_dim]`, into `[head_dim]`."""
     length, head_dim = keys.shape
     weights = np.empty(length, np.float32)
-    largest = np.float32(-np.inf)
     for place in range(length):
         score = np.float32(0)
         for i in range(head_dim):
             score += query[i] * widened(keys[place, i])
         weights[place] = score
-        largest = max(largest, score)
-    total = np.float32(0)
-    for place in range(length):
-        weights[place] = exponential(weights[place] - largest)
-        total += weights[place]
+    softmax(weights, length)
     output[:] = 0
     for place in range(length):
-        weight = weights[place] / total
         for i in range(head_dim):
-            output[i] += weight * widened(values[place, i])
+            output[i] += weights[place] * widened(values[place, i])

@@ -127,7 +127,7 @@ def _attention(floats: str, key_dim: int, value_dim: int) -> Callable[..., None]
             weights = np.empty((num_queries, total), dtype=np.float32)
             _score(queries, keys[slots[row], kv_head], weights, key_dim)
             for i in range(num_queries):
-                _normalize(weights[i], contexts[row] + i // heads_per_part + 1)
+                softmax(weights[i], contexts[row] + i // heads_per_part + 1)
             sums = np.zeros((num_queries, value_dim), dtype=np.float32)
             _sum(weights, values[slots[row], kv_head], sums, value_dim)
             for i in range(num_queries):
@@ -168,7 +168,7 @@ def _score(queries: Any, keys: Any, scores: Any, key_dim: int) -> None:
 
 
 @compiled(fastmath=_FAST)
-def _normalize(weights: Any, visible: int) -> None:
+def softmax(weights: Any, visible: int) -> None:
     """The softmax of the first `visible` ones; the others are nothing."""
     largest = weights[0]
     for t in range(1, visible):
