@@ -28,9 +28,10 @@ from adaptive_verification.settings import EstimatorSettings
 from adaptive_verification.verification.stage import VerifierStage
 
 KEY = 17
-# So dear that it hangs on the expected survivals which budget is best.
+# So dear that it hangs on the expected survivals which budget is best, and uneven: with a straight line a draft's
+# verification would hang on its own survival alone, and even a budget from the block's own scores would be lossless.
 CURVES = {
-    VERIFY: CostCurve((1, 8), (1.0, 5.2)),
+    VERIFY: CostCurve(tuple(range(1, 11)), (1.0, 1.94, 2.36, 3.06, 4.12, 4.9, 6.04, 6.93, 7.12, 7.31)),
     DRAFT_PREFILL: CostCurve((1, 64), (0.01, 0.02)),
     DRAFT_EXTEND: CostCurve((1, 64), (0.01, 0.02)),
 }
@@ -124,9 +125,8 @@ def assert_adaptive_verification_is_lossless(
     return admitted
 
 
-@pytest.mark.parametrize("seed", [2, 5])
-def test_one_row_whose_second_budget_rests_on_its_first_block(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    p, q = sharp_pair(seed)
+def test_one_row_whose_second_budget_rests_on_its_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, q = sharp_pair(5)
     admitted = assert_adaptive_verification_is_lossless(monkeypatch, p, q, steps=[[2], [2]])
     assert len(admitted) > 1, "nothing was decided, so nothing is shown"
 
@@ -210,7 +210,7 @@ def test_a_budget_from_the_blocks_own_scores_biases_the_output(monkeypatch: pyte
         acceptance = [1 / (1 + np.exp(1.0 - draft["log_odds"])) for draft in drafts]
         survivals = survival(np.array([acceptance]))
         counts = np.array([len(drafts)])
-        return admit(survivals, counts, best_budget(survivals, counts, 1, step_ms)).tolist()
+        return admit(survivals, counts, best_budget(survivals, counts, step_ms, 1.0)).tolist()
 
     (output,) = first_tokens(monkeypatch, constant(0.5, 0.5), q, Broken(peeking), [2])
     assert abs(output[0].item() - 0.5) > 0.01

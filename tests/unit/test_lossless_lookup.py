@@ -104,7 +104,15 @@ def test_a_row_that_is_looked_up_or_drafted_by_the_model_as_its_text_goes(
 
 def test_a_looked_up_row_and_a_models_row_that_compete_for_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     p, q = sharp_pair(5)
-    ways = enumerate_steps(monkeypatch, p, q, prompts=[REPEATS, NEW], steps=[[1, 1], [2, 2]])
+    curves = {**CURVES, VERIFY: CostCurve((1, 8), (1.0, 3.6))}
+    ways = enumerate_steps(
+        monkeypatch,
+        p,
+        q,
+        prompts=[REPEATS, NEW],
+        steps=[[1, 1], [2, 2]],
+        new_estimator=lambda: real_estimator(curves),
+    )
     assert {looked_up[0] for looked_up, _ in ways} == {1}
     assert len({admitted for _, admitted in ways}) > 2, "nothing was decided, so nothing is shown"
 
@@ -118,7 +126,7 @@ def test_only_the_looked_up_rows_own_scores_reach_the_budget(monkeypatch: pytest
             return torch.tensor([0.2, 0.8], dtype=torch.float64)
         return torch.tensor([0.99, 0.01] if prefix[-1] == 0 else [0.5, 0.5], dtype=torch.float64)
 
-    curves = {**CURVES, VERIFY: CostCurve((5, 6, 7, 8), (1.0, 1.05, 1.42, 1.43))}
+    curves = {**CURVES, VERIFY: CostCurve((5, 6, 7, 8), (1.0, 1.05, 1.555, 1.565))}
     enumerate_steps(
         monkeypatch,
         constant(0.5, 0.5),

@@ -21,6 +21,8 @@ from adaptive_verification.serving.default_pair import resolve_drafter, resolve_
 from adaptive_verification.settings import LOOKUP, DrafterSettings
 
 _FIRST_LAYERS = "first-layers:"
+_TIMED_CONTEXT_TOKENS = 128
+"""An ordinary chat turn. Longer contexts show in the live times."""
 
 
 def load_drafter(settings: DrafterSettings) -> Drafter:
@@ -66,8 +68,18 @@ def _load_model(settings: DrafterSettings, drafter: str, target: str) -> CausalD
         environment.state_directory(),
         "drafter",
         {
-            DRAFT_PREFILL: time_forward(model, sizes_up_to(settings.max_catch_up_tokens), logits_everywhere=False),
-            DRAFT_EXTEND: time_forward(model, sizes_up_to(min(model.num_slots, 64)), logits_everywhere=True),
+            DRAFT_PREFILL: time_forward(
+                model,
+                sizes_up_to(settings.max_catch_up_tokens),
+                logits_everywhere=False,
+                context_tokens=_TIMED_CONTEXT_TOKENS,
+            ),
+            DRAFT_EXTEND: time_forward(
+                model,
+                sizes_up_to(min(model.num_slots, 64)),
+                logits_everywhere=True,
+                context_tokens=_TIMED_CONTEXT_TOKENS,
+            ),
         },
     )
     return CausalDrafter(

@@ -73,24 +73,24 @@ def admit(survivals: NDArray[Any], counts: NDArray[Any], budget: int) -> NDArray
 
 
 @compiled
-def best_budget(survivals: NDArray[Any], counts: NDArray[Any], sampling_rows: int, step_ms: NDArray[np.float64]) -> int:
-    """The number of drafts whose verification gives the most expected tokens per millisecond.
+def best_budget(survivals: NDArray[Any], counts: NDArray[Any], verify_ms: NDArray[np.float64], price: float) -> int:
+    """The number of drafts whose verification brings the most expected tokens beyond what its time is worth.
 
-    `(sampling_rows + sum of the B largest survivals) / step_ms[B]`, largest over B; of equal ones the smallest B.
+    `sum of the B largest survivals - price x verify_ms[B]`, largest over B; of equal ones the smallest B.
 
     Args:
         survivals: `[rows, K]`, **expected ones, known before the block was drafted** (rule 2).
         counts: `[rows]`, slots that this step may fill, also known before.
-        sampling_rows: rows that get a token in any case.
-        step_ms: `[1 + sum of counts]`, cost of the whole step that verifies 0, 1, 2, ... drafts.
+        verify_ms: `[1 + sum of counts]`, cost of verifying 0, 1, 2, ... drafts, up to a constant.
+        price: tokens that a millisecond must bring, also known before (`time_price`).
     """
     best_first = np.sort(_existing(survivals, counts))[::-1]  # which of equal ones comes first is no matter here
-    tokens = float(sampling_rows)
-    budget, best_rate = 0, tokens / step_ms[0]
+    tokens, budget, best_gain = 0.0, 0, -price * verify_ms[0]
     for slot, expected in enumerate(best_first):
         tokens += expected
-        if tokens / step_ms[slot + 1] > best_rate:
-            budget, best_rate = slot + 1, tokens / step_ms[slot + 1]
+        gain = tokens - price * verify_ms[slot + 1]
+        if gain > best_gain:
+            budget, best_gain = slot + 1, gain
     return budget
 
 

@@ -5,7 +5,8 @@ longer) and single sizes of it. One observation moves an estimate by at most 3 %
 no longer observed drifts back to what was measured, so a bad spell at some size, or of the drafter, cannot keep that
 size from ever being tried again.
 
-Sizes: `verify` and `draft_prefill` tokens of the forward, `draft_extend` rows of one forward. Times in milliseconds.
+Sizes: `verify` and `draft_prefill` tokens of the forward, `draft_extend` rows of one forward, `verify_context` cached
+tokens that the target's forward looks back at. Times in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 VERIFY = "verify"
 """The target's forward and acceptance, by tokens in it."""
+VERIFY_CONTEXT = "verify_context"
+"""The same forward of ever longer contexts. Only its slope counts: drafts do not change what there is to look back at,
+so were that time taken for the tokens', drafts would seem dear in a step of many rows, or of long ones."""
 DRAFT_PREFILL = "draft_prefill"
 """The drafter's first forward of a step, by tokens in it."""
 DRAFT_EXTEND = "draft_extend"
@@ -46,6 +50,9 @@ _PROPORTIONAL_WITHIN = 0.1
 """Relative error below which the move shrinks in proportion (a Huber estimate: between mean and median)."""
 _LARGEST_LEVEL = math.log(16.0)
 _LARGEST_DEVIATION = math.log(2.0)
+_MOST_ROUNDS = 16
+_ROUNDS_WITHOUT_FASTER = 3
+_CLEARLY_FASTER = 0.98
 _FORGETTING = 0.002
 """Share of a deviation that is forgotten in each step that does not confirm it."""
 
@@ -75,23 +82,28 @@ def measure_curve(
     run: Callable[[int], None],
     sizes: Sequence[int],
     *,
-    repeats: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:
-    """Times `run(size)` at each size: the fastest of some repeats, after one that warms up. For the stages, at load.
+    """Times `run(size)` at each size: the fastest of as many repeats as it takes. For the stages, at load.
 
     The fastest, because what else a machine does only adds to a time, and adds to one size's more than to another's:
     the shape would suffer, which live times correct slowly. Their level they correct at once. Repeats go round the
-    sizes, so that a slow spell does not fall on one size alone.
+    sizes, so that a slow spell does not fall on one size alone, and end once several of them found nothing faster.
     """
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    for repeat in range(repeats + 1):
+    fastest = dict.fromkeys(sizes, math.inf)
+    rounds_without = 0
+    for _ in range(_MOST_ROUNDS):
+        rounds_without += 1
         for size in sizes:
             started = clock()
             run(size)
-            if repeat > 0:
-                times[size].append((clock() - started) * 1e3)
-    return CostCurve(tuple(times), tuple(min(values) for values in times.values()))
+            milliseconds = (clock() - started) * 1e3
+            if milliseconds < _CLEARLY_FASTER * fastest[size]:
+                rounds_without = 0
+            fastest[size] = min(fastest[size], milliseconds)
+        if rounds_without == _ROUNDS_WITHOUT_FASTER:
+            break
+    return CostCurve(tuple(fastest), tuple(fastest.values()))
 
 
 def publish_curves(directory: str | os.PathLike[str], stage: str, curves: Mapping[str, CostCurve]) -> None:
@@ -123,6 +135,11 @@ class LiveCurve:
         self._level = 0.0  # log of the live cost over the measured one, all sizes
         self._deviations = [0.0] * len(measured.sizes)  # log, by size, on top of the level
         self._refresh()
+
+    @property
+    def slowness(self) -> float:
+        """The live costs' level over the measured ones'."""
+        return math.exp(self._level)
 
     @property
     def milliseconds(self) -> list[float]:
@@ -205,7 +222,7 @@ class LiveCurve:
 
 
 class CostModel:
-    """The curves of one chain. Without all three of them nothing is known, and nothing is trimmed.
+    """The curves of one chain. Without VERIFY and those of drafting nothing is known, and nothing is trimmed.
 
     Args:
         curves: measured ones.
@@ -234,10 +251,15 @@ class CostModel:
             if name not in self._curves or self._curves[name].measured != curve:
                 self._curves[name] = LiveCurve(curve)
 
-    def observe(self, cost: StepCost) -> None:
-        """Refines the curves by one live step."""
+    def observe(self, cost: StepCost, context_tokens: float = 0.0) -> None:
+        """Refines the curves by one live step, which looked back at so many tokens."""
         draft = cost.draft
-        self._refine(VERIFY, cost.verify_tokens, cost.verify_ms)
+        if VERIFY in self._curves and context_tokens > 0:  # a deviation is both parts', in proportion
+            tokens_ms = self._curves[VERIFY].at(cost.verify_tokens)
+            share = tokens_ms / (tokens_ms + self._context_ms(context_tokens))
+        else:
+            share = 1.0
+        self._refine(VERIFY, cost.verify_tokens, cost.verify_ms * share)
         self._refine(DRAFT_PREFILL, draft.prefill_tokens, draft.prefill_ms)
         further_forwards = draft.depth - 1
         if further_forwards >= 1:
@@ -251,22 +273,30 @@ class CostModel:
             bound = max(0.05, LEARNING_RATE * self.other_ms)
             self.other_ms += max(-bound, min(bound, milliseconds - self.other_ms))
 
-    def verify_ms(self, tokens: float) -> float:
-        """Milliseconds of a step without its drafting, whose target computes so many tokens."""
-        return self._curves[VERIFY].at(tokens) + self.other_ms
+    def verify_ms(self, tokens: float, context_tokens: float = 0.0) -> float:
+        """Milliseconds of a step without its drafting, whose target computes so many tokens and looks back at more."""
+        return self._curves[VERIFY].at(tokens) + self._context_ms(context_tokens) + self.other_ms
 
     def all_verify_ms(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
-        """The same at increasing numbers of tokens."""
+        """The same at increasing numbers of tokens, without looking back."""
         return self._curves[VERIFY].at_all(tokens) + self.other_ms
 
-    def draft_ms(self, prefill_tokens: float, rows: int, depth: int) -> float:
+    def _context_ms(self, context_tokens: float) -> float:
+        curve = self._curves.get(VERIFY_CONTEXT)
+        if curve is None:
+            return 0.0
+        sizes, times = curve.measured.sizes, curve.measured.milliseconds
+        slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+        return slope * context_tokens * self._curves[VERIFY].slowness
+
+    def draft_ms(self, prefill_tokens: float, rows: float, depth: int) -> float:
         """Milliseconds of drafting `rows` rows so deep with the model."""
         if depth == 0 or not self._has_drafting_model:
             return 0.0
         further_ms = (depth - 1) * self._curves[DRAFT_EXTEND].at(rows) if depth > 1 else 0.0
         return self._curves[DRAFT_PREFILL].at(prefill_tokens) + further_ms
 
-    def all_draft_ms(self, prefill_tokens: float, rows: int, deepest: int) -> list[float]:
+    def all_draft_ms(self, prefill_tokens: float, rows: float, deepest: int) -> list[float]:
         """The same 0, 1, ... `deepest` deep."""
         return [self.draft_ms(prefill_tokens, rows, depth) for depth in range(deepest + 1)]
 

@@ -12,7 +12,7 @@ A policy sees one step's `Block`; of earlier ones `Adaptive` keeps its last plan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,16 @@ from adaptive_verification.estimation.budget import admit, best_budget
 from adaptive_verification.estimation.cost_model import CostModel
 from adaptive_verification.estimation.depth import best_depth
 from adaptive_verification.estimation.exploration import Exploration, ExplorationCost
+from adaptive_verification.estimation.time_price import TimePrice
+from adaptive_verification.estimation.typical_step import TypicalStep
 from adaptive_verification.settings import EstimatorSettings
 
 COLD_FACTOR = 4
 """Exploration is so many times as frequent while hardly anything is known: the first guess may wrongly say that nothing
 pays, and then only exploration can correct it."""
 STEPS_BETWEEN_PLANS = 4
-"""A depth is planned anew so often, and whenever the kind or number of rows changes: what else it rests on moves by a
-few percent a step, and planning would be a tenth of the whole stage's time."""
-PROMPTS_LEARNING_RATE = 0.01
-"""The mean number of a step's prompt tokens is that of the last hundred steps or so."""
+"""A depth is planned anew so often, and whenever the number of rows changes: what else it rests on moves by a few
+percent a step, and planning would be a tenth of the whole stage's time."""
 EXPLORED_BEYOND_PLAN = 2
 """Exploring rows draft so much deeper than the plan. Where that turns out to pay the plan follows, and they go on."""
 
@@ -68,6 +68,8 @@ class Block:
     prompt_tokens: int
     """Those of them that no row decodes: all but one of each row that samples."""
     sampling_rows: int
+    context_tokens: int
+    """That the target looks back at: the confirmed ones of all its rows."""
     backlog: NDArray[np.int64]
     """`[rows]` int64, confirmed tokens that the drafting model has not computed; UNKNOWN_BACKLOG of rows that ask
     for no drafts or are not followed."""
@@ -141,17 +143,21 @@ class Threshold:
 
 
 class Adaptive:
-    """Expected tokens per measured millisecond. While costs are not known, everything is drafted and verified."""
+    """The most expected tokens in measured time: all decisions are made at one price of time, see `time_price`.
+
+    While costs are not known, everything is drafted and verified.
+    """
 
     def __init__(self, costs: CostModel, deepest: int, exploration_share: float) -> None:
         self._costs = costs
         self._deepest = deepest
         self._exploration_share = exploration_share
         self._exploration = Exploration()
+        self._price = TimePrice()
+        self._typical = TypicalStep()
         self._planned_for: tuple[int, ...] = ()
         self._planned_depths = (0, 0)
         self._planned_exploration = ExplorationCost(0.0, lambda lacking_tokens: 0.0)
-        self._mean_prompt_tokens = 0.0
 
     def decide(self, block: Block) -> Decision:
         if not self._costs.ready:
@@ -159,8 +165,8 @@ class Adaptive:
         budget = self._budget(block)
         admitted = admit(block.survival, np.where(block.exploring, 0, block.counts), budget)
         admitted = np.where(block.exploring, block.counts, admitted)
-        self._mean_prompt_tokens += PROMPTS_LEARNING_RATE * (block.prompt_tokens - self._mean_prompt_tokens)
-        depth, depth_of_all = self._plan(block, admitted, budget)
+        self._remember(block, admitted)
+        depth, depth_of_all = self._plan(block, budget)
         next_limit = np.full_like(block.counts, self._as_limit(depth, block))
         explores = np.zeros_like(block.exploring)
         share = self._exploration_share * (COLD_FACTOR if block.cold else 1)
@@ -169,19 +175,76 @@ class Adaptive:
         explores[rows] = True
         return Decision(admitted, next_limit, explores, budget, depth, depth_of_all)
 
-    def _plan(self, block: Block, admitted: NDArray[np.int64], budget: int) -> tuple[int, int]:
+    def _budget(self, block: Block) -> int:
+        # the block's own scores say more, but where tokens are drawn they would bias what is drawn
+        limits = block.counts if block.settled else block.limits
+        survivals = block.survival if block.settled else block.expected_survival
+        competing = np.where(block.exploring, 0, limits)
+        most = int(competing.sum())
+        if most == 0:
+            return 0
+        in_any_case = block.base_tokens + int(limits.sum()) - most
+        verify_ms = self._costs.all_verify_ms(in_any_case + np.arange(most + 1))
+        return best_budget(survivals, competing, verify_ms, self._price_per_ms(block, block.sampling_rows))
+
+    def _price_per_ms(self, block: Block, rows: int) -> float:
+        return self._price.per_ms(rows, self._costs.verify_ms(rows, block.context_tokens))
+
+    def _remember(self, block: Block, admitted: NDArray[np.int64]) -> None:
+        """What later steps are planned with.
+
+        A step's prompt tokens are left out of its time. They must be computed whatever is decided, now or in a later
+        step; were they counted, tokens would seem slow to come by, and drafts cheap beside it.
+        """
+        self._typical.add(block.prompt_tokens, block.sampling_rows, block.looked_up, admitted)
+        modelled = np.where(block.looked_up, 0, block.counts)
+        is_admitted = np.arange(block.survival.shape[1]) < admitted[:, None]
+        tokens = block.sampling_rows + float(block.survival.sum(where=is_admitted))
+        plain_ms = self._costs.verify_ms(block.sampling_rows, block.context_tokens)
+        verify_ms = self._costs.verify_ms(block.sampling_rows + int(admitted.sum()), block.context_tokens)
+        draft_ms = self._draft_ms(np.count_nonzero(modelled), block.sampling_rows, int(modelled.max(initial=0)))
+        self._price.add(block.sampling_rows, plain_ms, tokens, verify_ms + draft_ms[-1])
+
+    def _draft_ms(self, drafting_rows: float, rows: int, deepest: int, lacking_tokens: int = 0) -> list[float]:
+        """Of drafting 0, 1, ... `deepest` deep for some of a step's rows, which may lack tokens.
+
+        Prompts are not free for a model that drafts: it must compute them, too. Whenever they come, they are counted by
+        what has come on average.
+        """
+        tokens = drafting_rows + lacking_tokens + self._typical.prompt_tokens * drafting_rows / max(rows, 1)
+        return self._costs.all_draft_ms(tokens, drafting_rows, deepest)
+
+    def _plan(self, block: Block, budget: int) -> tuple[int, int]:
         """The depth of the next steps' rows, and if all were followed; may have been planned a few steps ago, and with
         it what exploring costs."""
-        num_followed = np.count_nonzero(block.followed)
-        deepest = block.recent_survival.shape[1]
-        rows = (block.sampling_rows, num_followed, np.count_nonzero(block.looked_up), deepest)
+        num_rows = block.sampling_rows or len(block.counts)
+        num_followed = min(np.count_nonzero(block.followed), num_rows)
+        rows = (num_rows, num_followed, block.recent_survival.shape[1])
         if block.step % STEPS_BETWEEN_PLANS == 0 or rows != self._planned_for:
-            depth = self._depth(block, admitted, block.looked_up | ~block.followed)
-            all_are = num_followed == len(block.followed)
-            self._planned_depths = depth, depth if all_are else self._depth(block, admitted, block.looked_up)
+            depth = self._depth(block, num_rows, num_followed)
+            self._planned_depths = depth, depth if num_followed == num_rows else self._depth(block, num_rows, num_rows)
             self._planned_for = rows
             self._planned_exploration = self._exploration_cost(block, budget, depth)
         return self._planned_depths
+
+    def _depth(self, block: Block, num_rows: int, num_followed: int) -> int:
+        """Of the rows that a model drafts: of those it could draft for, all that are not looked up; at least one."""
+        sample, deepest = block.recent_survival.shape
+        if num_rows == 0 or deepest == 0:
+            return deepest
+        typical = self._typical
+        rows = max(1.0, num_followed * (1.0 - typical.looked_up_share))
+        looked_up_rows = min(num_rows * typical.looked_up_share, num_rows - rows)
+        tokens = num_rows + typical.prompt_tokens + looked_up_rows * typical.drafts_per_looked_up_row
+        verify_ms = self._costs.all_verify_ms(tokens + np.arange(sample * deepest + 1) * (rows / sample))
+        draft_ms = self._draft_ms(rows, num_rows, deepest)
+        may_draft = block.followed if num_followed < num_rows else np.ones_like(block.followed)
+        backlog = int(block.backlog[may_draft & ~block.looked_up].clip(0).sum())
+        if backlog:
+            catch_up_ms = self._draft_ms(rows, num_rows, 1, backlog)[1] - draft_ms[1]
+            steps = max(FEWEST_STEPS_PER_CATCH_UP, backlog / rows)
+            draft_ms = [draft_ms[0], *(ms + catch_up_ms / steps for ms in draft_ms[1:])]
+        return best_depth(block.recent_survival, rows, verify_ms, draft_ms, self._price_per_ms(block, num_rows))
 
     def _as_limit(self, depth: int, block: Block) -> int:
         """The full depth is no limit at all, so a caller that would draft deeper still shows it."""
@@ -192,73 +255,15 @@ class Adaptive:
 
     def _exploration_cost(self, block: Block, budget: int, depth: int) -> ExplorationCost:
         costs, tokens, explored_depth = self._costs, block.base_tokens + budget, self._explored_depth(depth)
-        verify_ms = costs.verify_ms(tokens)
-        further_ms = costs.verify_ms(tokens + explored_depth) - verify_ms - costs.draft_ms(1, 1, depth)
+        verify_ms = costs.verify_ms(tokens, block.context_tokens)
+        further_ms = costs.verify_ms(tokens + explored_depth, block.context_tokens) - verify_ms
+        further_ms -= costs.draft_ms(1, 1, depth)
 
         def row_ms(lacking_tokens: int) -> float:
             return further_ms + costs.draft_ms(1 + lacking_tokens, 1, explored_depth)
 
         draft_ms = costs.draft_ms(block.base_tokens, max(1, block.sampling_rows), depth)
         return ExplorationCost(verify_ms + draft_ms, row_ms)
-
-    def _budget(self, block: Block) -> int:
-        # the block's own scores say more, but where tokens are drawn they would bias what is drawn
-        limits = block.counts if block.settled else block.limits
-        survivals = block.survival if block.settled else block.expected_survival
-        competing = np.where(block.exploring, 0, limits)
-        most, all_limits = int(competing.sum()), int(limits.sum())
-        if most == 0:
-            return 0
-        step_ms = self._verify_ms(block, block.base_tokens + all_limits - most + np.arange(most + 1))
-        step_ms += self._drafting_ms(block, limits)
-        return best_budget(survivals, competing, block.sampling_rows, step_ms)
-
-    def _verify_ms(self, block: Block, tokens: NDArray[Any]) -> NDArray[np.float64]:
-        """Of increasing numbers of tokens, without what the step's prompt tokens take.
-
-        They must be computed whatever is decided, now or in a later step. Were their time counted, tokens would seem
-        slow to come by, and drafts cheap beside it; but it is not the drafts that save it.
-        """
-        prompts_ms = 0.0
-        if block.prompt_tokens:
-            without_prompts = self._costs.verify_ms(block.base_tokens - block.prompt_tokens)
-            prompts_ms = self._costs.verify_ms(block.base_tokens) - without_prompts
-        return self._costs.all_verify_ms(tokens) - prompts_ms
-
-    def _drafting_ms(self, block: Block, limits: NDArray[np.int64]) -> float:
-        models = limits[~block.looked_up]
-        depth = int(models.max(initial=0))
-        base_tokens = block.base_tokens - np.count_nonzero(block.looked_up)
-        return self._costs.draft_ms(base_tokens, np.count_nonzero(models), depth)
-
-    def _depth(self, block: Block, admitted: NDArray[np.int64], is_other: NDArray[np.bool_]) -> int:
-        """Of the rows that a model drafts, of which the next step has as many as this one, or one.
-
-        Prompts are not free for a model that drafts: it must compute them, too. Whenever they come, they are counted by
-        what has come on average.
-        """
-        looked_up = block.looked_up
-        others = np.count_nonzero(is_other)
-        rows = max(0, (block.sampling_rows or len(block.counts)) - others) or min(others, 1)
-        sample, deepest = block.recent_survival.shape
-        if rows == 0 or deepest == 0:
-            return deepest
-        base_tokens = rows + block.prompt_tokens
-        others_tokens, others_expected = others, float(others)
-        if others:
-            others_tokens += int(admitted[looked_up].sum())
-            is_admitted = np.arange(block.survival.shape[1]) < admitted[looked_up, None]
-            others_expected += float(block.survival[looked_up].sum(where=is_admitted))
-        drafts = np.arange(sample * deepest + 1) * (rows / sample)
-        verify_ms = self._verify_ms(block, base_tokens + others_tokens + drafts)
-        draft_tokens = rows + self._mean_prompt_tokens * rows / (rows + others)
-        draft_ms = self._costs.all_draft_ms(draft_tokens, rows, deepest)
-        backlog = int(block.backlog[~is_other].clip(0).sum())
-        if backlog and deepest:
-            catch_up_ms = self._costs.draft_ms(draft_tokens + backlog, rows, 1) - draft_ms[1]
-            steps = max(FEWEST_STEPS_PER_CATCH_UP, backlog / rows)
-            draft_ms = [draft_ms[0], *(ms + catch_up_ms / steps for ms in draft_ms[1:])]
-        return best_depth(block.recent_survival, rows, verify_ms, draft_ms, others_expected)
 
 
 def _same_for_all(block: Block, admitted: NDArray[np.int64], next_limit: int) -> Decision:

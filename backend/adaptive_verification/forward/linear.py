@@ -84,9 +84,12 @@ class _PackedLinear(nn.Linear):
 
 def padded_rows(num_rows: int) -> int:
     """As how many rows so many are multiplied: oneDNN makes a kernel for every number of rows that it meets, which
-    takes some milliseconds a layer, and steps have many. Its kernels work on 16 rows at a time anyway."""
+    takes some milliseconds a layer, and steps have many. Its kernels work on 16 rows at a time anyway, and 32 of them
+    take no less than 48: with two cores that others use as well, a third more."""
     if num_rows <= 16:
         return num_rows
+    if num_rows <= 48:
+        return 48
     step = 16 if num_rows <= 128 else 32 if num_rows <= 512 else 128
     return -(-num_rows // step) * step
 

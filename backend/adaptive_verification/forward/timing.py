@@ -11,9 +11,8 @@ from torch import Tensor
 from adaptive_verification.estimation.cost_model import CostCurve, measure_curve
 from adaptive_verification.forward.row import Row
 
-_CONTEXT_TOKENS = 128
-"""Cached tokens of each timed row: an ordinary chat turn. Longer contexts show in the live times."""
 _MAX_ROWS = 64
+_LONG_CONTEXT_TOKENS = 256
 
 
 class SlotModel(Protocol):
@@ -27,28 +26,46 @@ class SlotModel(Protocol):
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """1, 2, 4, ... and the largest itself."""
-    sizes = [1 << i for i in range(largest.bit_length()) if 1 << i < largest]
-    return [*sizes, largest]
+    """1, 2, 4, 8, 12, 16, 24, 32, 48, ... and the largest itself: products are made for multiples of such sizes."""
+    powers = [1 << i for i in range(largest.bit_length() + 1)]
+    between = [3 * power // 2 for power in powers if power >= 8]
+    return [*sorted(size for size in powers + between if size < largest), largest]
 
 
-def time_forward(model: SlotModel, sizes: Sequence[int], *, logits_everywhere: bool) -> CostCurve:
+def time_forward(
+    model: SlotModel, sizes: Sequence[int], *, logits_everywhere: bool, context_tokens: int = 0
+) -> CostCurve:
     """Milliseconds of one forward by its number of tokens, spread over at most 64 rows.
 
     Uses the model's cache as scratch space, so it must not hold anything yet.
 
     Args:
         logits_everywhere: logits after every token (verification), or after each row's last (drafting).
+        context_tokens: cached tokens of each row.
     """
 
     def run(num_tokens: int) -> None:
         num_rows = min(num_tokens, model.num_slots, _MAX_ROWS)
         lengths = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
-        context = max(0, min(_CONTEXT_TOKENS, model.capacity - max(lengths)))
-        rows = [Row(slot, context, length) for slot, length in enumerate(lengths)]
-        places = torch.arange(num_tokens, device=model.device) if logits_everywhere else None
-        logits = model.forward(torch.zeros(num_tokens, dtype=torch.int64), rows, places)
-        logits[:, 0].cpu()  # waits for a GPU
+        _run(model, lengths, context_tokens, logits_everywhere)
 
-    fitting = [size for size in sizes if size <= model.capacity]
-    return measure_curve(run, fitting)
+    return measure_curve(run, [size for size in sizes if size <= model.capacity])
+
+
+def time_context(model: SlotModel) -> CostCurve:
+    """Milliseconds of a verifying forward of as many rows as there may be, up to 64, by their cached tokens in all."""
+    num_rows = min(model.num_slots, _MAX_ROWS)
+    longest = min(_LONG_CONTEXT_TOKENS, model.capacity - 1)
+
+    def run(num_tokens: int) -> None:
+        _run(model, [1] * num_rows, num_tokens // num_rows, logits_everywhere=True)
+
+    return measure_curve(run, [num_rows * (longest // 16), num_rows * longest])
+
+
+def _run(model: SlotModel, lengths: Sequence[int], context_tokens: int, logits_everywhere: bool) -> None:
+    context = max(0, min(context_tokens, model.capacity - max(lengths)))
+    rows = [Row(slot, context, length) for slot, length in enumerate(lengths)]
+    places = torch.arange(sum(lengths), device=model.device) if logits_everywhere else None
+    logits = model.forward(torch.zeros(sum(lengths), dtype=torch.int64), rows, places)
+    logits[:, 0].cpu()  # waits for a GPU

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from adaptive_verification.drafting.hidden_state_files import hidden_layers_of
-from adaptive_verification.estimation.cost_model import VERIFY, publish_curves
+from adaptive_verification.estimation.cost_model import VERIFY, VERIFY_CONTEXT, publish_curves
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.loading import model_options
-from adaptive_verification.forward.timing import sizes_up_to, time_forward
+from adaptive_verification.forward.timing import sizes_up_to, time_context, time_forward
 from adaptive_verification.serving import environment
 from adaptive_verification.serving.default_pair import resolve_drafter, resolve_model
 from adaptive_verification.settings import VerifierSettings
@@ -29,8 +29,9 @@ def load_verifier(settings: VerifierSettings) -> VerifierStage:
         model_options(settings),
         hidden_layers=hidden_layers_of(resolve_drafter(settings.drafter, settings.target)),
     )
-    curve = time_forward(model, sizes_up_to(_LARGEST_TIMED_STEP_TOKENS), logits_everywhere=True)
-    publish_curves(environment.state_directory(), "verifier", {VERIFY: curve})
+    by_tokens = time_forward(model, sizes_up_to(_LARGEST_TIMED_STEP_TOKENS), logits_everywhere=True)
+    curves = {VERIFY: by_tokens, VERIFY_CONTEXT: time_context(model)}
+    publish_curves(environment.state_directory(), "verifier", curves)
     if model.device.type == "cpu":
         warm_up()
     return VerifierStage(model, settings.idle_seconds, settings.prefix_caching)

@@ -79,26 +79,27 @@ def test_survival_is_the_running_product_and_never_rises_in_float32() -> None:
     assert (np.diff(survivals, axis=1) <= 0).all()
 
 
-@given(batches(), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_the_budget_has_the_highest_rate_of_all(
-    batch: tuple[NDArray[Any], NDArray[np.int64]], sampling_rows: int, seed: int
+@given(batches(), st.floats(0, 2), st.integers(0, 2**32 - 1))
+def test_the_budget_brings_the_most_beyond_what_its_time_is_worth(
+    batch: tuple[NDArray[Any], NDArray[np.int64]], price: float, seed: int
 ) -> None:
     acceptance, counts = batch
     survivals, most = survival(acceptance.astype(np.float64)), int(counts.sum())
-    step_ms = np.random.default_rng(seed).uniform(1, 5, most + 1).cumsum()
+    verify_ms = np.random.default_rng(seed).uniform(0, 1, most + 1).cumsum()
     values = [survivals[slot] for slot in _slots(survivals, counts)]
-    rates = [(sampling_rows + sum(values[:budget])) / step_ms[budget] for budget in range(most + 1)]
-    assert rates[best_budget(survivals, counts, sampling_rows, step_ms)] == pytest.approx(max(rates), rel=1e-12)
+    gains = [sum(values[:budget]) - price * verify_ms[budget] for budget in range(most + 1)]
+    assert gains[best_budget(survivals, counts, verify_ms, price)] == pytest.approx(max(gains), abs=1e-12)
 
 
 def test_free_verification_admits_all_and_dear_verification_nothing() -> None:
     survivals, counts = survival(np.full((4, 3), 0.5)), np.full(4, 3)
-    assert best_budget(survivals, counts, 4, np.full(13, 20.0)) == 12
-    assert best_budget(survivals, counts, 4, 1.0 + 10.0 * np.arange(13)) == 0
+    assert best_budget(survivals, counts, np.full(13, 20.0), 0.2) == 12
+    assert best_budget(survivals, counts, 1.0 + 10.0 * np.arange(13), 0.2) == 0
+    assert best_budget(survivals, counts, 1.0 + 10.0 * np.arange(13), 0.0) == 12
 
 
-def test_of_equal_rates_the_smaller_budget_wins() -> None:
-    assert best_budget(np.ones((1, 2)), np.array([2]), 1, np.array([1.0, 2.0, 3.0])) == 0
+def test_of_equal_gains_the_smaller_budget_wins() -> None:
+    assert best_budget(np.ones((1, 2)), np.array([2]), np.array([1.0, 2.0, 3.0]), 1.0) == 0
 
 
 def test_every_admission_of_a_small_batch_is_reached_by_some_budget_in_order() -> None:
@@ -122,7 +123,7 @@ def _output_distribution(p: NDArray[Any], q: NDArray[Any], deep_score: NDArray[A
     for first, second in itertools.product(range(vocabulary), repeat=2):
         block = survival(np.array([[0.4, deep_score[first]]]))
         known_before = block if peeks else survival(np.array([[0.4, 0.5]]))
-        budget = best_budget(known_before, np.array([2]), 1, step_ms)
+        budget = best_budget(known_before, np.array([2]), step_ms, 1.0)
         admitted = admit(block, np.array([2]), budget)[0]
         probability = q[first] * q[second]
         if admitted == 0:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from adaptive_verification.estimation.cost_model import (
     DRAFT_EXTEND,
     DRAFT_PREFILL,
     VERIFY,
+    VERIFY_CONTEXT,
     CostCurve,
     CostModel,
     LiveCurve,
@@ -171,17 +173,45 @@ def test_a_damaged_curve_file_is_a_warning(tmp_path: Path, content: str, caplog:
     assert "costs-verifier.json" in caplog.text
 
 
-def test_measuring_takes_the_fastest_and_leaves_the_first_round_out() -> None:
-    now, calls = 0.0, 0
+class _Machine:
+    """A clock, and runs that take `1 ms x size x slowness(run)`."""
 
-    def clock() -> float:
-        return now
+    def __init__(self, slowness: Callable[[int], float]) -> None:
+        self.now, self.runs, self._slowness = 0.0, 0, slowness
 
-    def run(size: int) -> None:
-        nonlocal now, calls
-        calls += 1
-        now += 0.0001 if calls <= 2 else 0.001 * size * (1 if calls in (5, 8) else 100)  # all but one have a hiccup
+    def run(self, size: int) -> None:
+        self.now += 0.001 * size * self._slowness(self.runs)
+        self.runs += 1
 
-    curve = measure_curve(run, [1, 10], repeats=3, clock=clock)
+
+def test_measuring_takes_the_fastest_and_goes_on_while_it_finds_faster_ones() -> None:
+    hiccups = _Machine(lambda run: 1 if run in (9, 12) else 100)
+    curve = measure_curve(hiccups.run, [1, 10], clock=lambda: hiccups.now)
     assert curve.sizes == (1, 10)
+    assert curve.milliseconds == pytest.approx((100.0, 1000.0)), "in four rounds nothing was faster than in the first"
+    spells = _Machine(lambda run: 1 if run in (5, 10) else 100)
+    curve = measure_curve(spells.run, [1, 10], clock=lambda: spells.now)
     assert curve.milliseconds == pytest.approx((1.0, 10.0))
+    assert spells.runs == 2 * (6 + 3)
+
+
+def test_measuring_ends_on_a_machine_that_gets_ever_faster() -> None:
+    warming = _Machine(lambda run: 0.9**run)
+    measure_curve(warming.run, [1, 10], clock=lambda: warming.now)
+    assert warming.runs < 50
+
+
+def test_what_is_looked_back_at_costs_time_but_not_the_tokens() -> None:
+    context = CostCurve((1024, 16384), (50.0, 70.0))
+    model = CostModel({**CURVES, VERIFY_CONTEXT: context})
+    without = CostModel(CURVES)
+    assert model.verify_ms(64, 15360) == pytest.approx(without.verify_ms(64) + 20.0)
+    assert model.all_verify_ms(np.array([8, 64])) == pytest.approx(without.all_verify_ms(np.array([8, 64])))
+    for _ in range(200):
+        model.observe(_step_cost(verify_ms=52.0 + 20.0), 15360)
+        without.observe(_step_cost(verify_ms=52.0 + 20.0))
+    assert model.curves[VERIFY].at(64) == pytest.approx(52.0)
+    assert without.curves[VERIFY].at(64) > 60
+    for _ in range(500):
+        model.observe(_step_cost(verify_ms=2 * (52.0 + 20.0)), 15360)
+    assert model.verify_ms(64, 15360) == pytest.approx(144.0, rel=0.03), "a slower machine is slower at both"

@@ -10,7 +10,14 @@ from tests.unit.estimation.chain import CURVES
 
 from adaptive_verification.errors import SettingsError
 from adaptive_verification.estimation.budget import admit, best_budget, survival
-from adaptive_verification.estimation.cost_model import DRAFT_EXTEND, DRAFT_PREFILL, VERIFY, CostCurve, CostModel
+from adaptive_verification.estimation.cost_model import (
+    DRAFT_EXTEND,
+    DRAFT_PREFILL,
+    VERIFY,
+    VERIFY_CONTEXT,
+    CostCurve,
+    CostModel,
+)
 from adaptive_verification.estimation.exploration import NEAR_TOKENS, UNKNOWN_BACKLOG
 from adaptive_verification.estimation.policy import (
     COLD_FACTOR,
@@ -20,6 +27,9 @@ from adaptive_verification.estimation.policy import (
     make_policy,
 )
 from adaptive_verification.settings import EstimatorSettings
+
+SPREAD = survival(np.array([[0.9] * 16, [0.6] * 16, [0.3] * 16], dtype=np.float32))
+"""What three rows are expected to survive."""
 
 
 def _block(**changes: Any) -> Block:
@@ -37,6 +47,7 @@ def _block(**changes: Any) -> Block:
         "base_tokens": 3,
         "prompt_tokens": 0,
         "sampling_rows": 3,
+        "context_tokens": 0,
         "backlog": np.zeros(3, dtype=np.int64),
         "settled": False,
         "recent_survival": survival(np.full((64, 7), 0.7, dtype=np.float32)),
@@ -76,8 +87,8 @@ def test_a_threshold_admits_until_q_max_falls_below_it(threshold: float, admitte
 
 def test_adaptive_admits_the_best_slots_of_the_batch_up_to_the_best_budget() -> None:
     costs, block = CostModel({**CURVES, VERIFY: CostCurve((1, 14), (10.0, 40.0))}), _block()
-    step_ms = costs.all_verify_ms(3 + np.arange(12)) + costs.draft_ms(3, 3, 4)
-    budget = best_budget(block.expected_survival[:, :4], block.limits, 3, step_ms)
+    verify_ms = costs.all_verify_ms(3 + np.arange(12))
+    budget = best_budget(block.expected_survival[:, :4], block.limits, verify_ms, price=3 / verify_ms[0])
     assert 0 < budget < 11
     assert _decide(costs, block)[0] == admit(block.survival, block.counts, budget).tolist()
 
@@ -98,9 +109,10 @@ def test_prompts_in_the_step_do_not_make_drafts_seem_cheap() -> None:
     """What they take is nobody's to save: with a cost that is a straight line, they change nothing."""
     straight = {**CURVES, VERIFY: CostCurve((1, 1000), (10.0, 10.0 + 999 * 2.0))}
     free = {DRAFT_PREFILL: CostCurve((1, 64), (1e-6, 2e-6)), DRAFT_EXTEND: CostCurve((1, 64), (1e-6, 2e-6))}
-    policy = make_policy(EstimatorSettings.model_validate({}), CostModel({**straight, **free}))
-    alone = policy.decide(_block())
-    beside = policy.decide(_block(base_tokens=3 + 500, prompt_tokens=500))
+    alone, beside = (
+        make_policy(EstimatorSettings.model_validate({}), CostModel({**straight, **free})).decide(block)
+        for block in (_block(), _block(base_tokens=3 + 500, prompt_tokens=500))
+    )
     assert 0 < alone.budget < 11
     assert (beside.budget, beside.depth) == (alone.budget, alone.depth)
 
@@ -203,28 +215,50 @@ def test_exploration_can_be_turned_off() -> None:
     assert not any(policy.decide(_block(step=step, cold=True)).explores_next.any() for step in range(1000))
 
 
-def test_looked_up_drafts_are_charged_no_drafting() -> None:
-    """Drafting is so dear that a step in which a model drafts is best spent on all that it drafted, or on nothing."""
+def test_what_much_comes_of_makes_time_dear_and_what_little_comes_of_makes_it_cheap() -> None:
+    """A present step's drafts must bring what the time brought in the steps before, not what it brings now."""
+    costs = CostModel({**CURVES, VERIFY: CostCurve((1, 14), (10.0, 40.0))})
+
+    def budget_after(survivals: float) -> int:
+        policy = make_policy(EstimatorSettings.model_validate({}), costs)
+        free = {"looked_up": np.ones(3, bool), "survival": np.full((3, 4), survivals, np.float32)}
+        for step in range(100):
+            policy.decide(_block(**free, step=step))
+        return policy.decide(_block(expected_survival=SPREAD)).budget
+
+    assert 0 < budget_after(1.0) < budget_after(0.0) < 11
+
+
+def test_sunk_drafting_does_not_change_what_is_verified() -> None:
     dear = {**CURVES, DRAFT_PREFILL: CostCurve((1, 64), (200.0, 210.0)), VERIFY: CostCurve((1, 14), (10.0, 40.0))}
-    cheap = {**CURVES, DRAFT_PREFILL: CostCurve((1, 64), (1e-6, 2e-6)), DRAFT_EXTEND: CostCurve((1, 64), (1e-6, 2e-6))}
-    cheap[VERIFY] = dear[VERIFY]
-
-    def budget(curves: dict[str, CostCurve], looked_up: list[bool]) -> int:
-        policy = make_policy(EstimatorSettings.model_validate({}), CostModel(curves))
-        return policy.decide(_block(looked_up=np.array(looked_up))).budget
-
-    nothing_drafted = budget(cheap, [False] * 3)
-    assert budget(dear, [True] * 3) == nothing_drafted < budget(dear, [True, True, False]) == budget(dear, [False] * 3)
+    cheap = {**dear, DRAFT_PREFILL: CostCurve((1, 64), (1e-6, 2e-6))}
+    policies = [make_policy(EstimatorSettings.model_validate({}), CostModel(curves)) for curves in (dear, cheap)]
+    dear_budget, cheap_budget = (policy.decide(_block()).budget for policy in policies)
+    assert 0 < dear_budget == cheap_budget
 
 
-def test_a_models_depth_is_planned_for_the_rows_it_drafts_while_the_others_wait() -> None:
-    """What is worth a forward of the drafter for all rows is not for one of them, while the others yield much."""
-    policy = make_policy(EstimatorSettings.model_validate({}), CostModel(CURVES))
-    certain = {"survival": np.ones((3, 4), np.float32)}
-    alone = policy.decide(_block(**certain)).depth
-    one_of_three = policy.decide(_block(**certain, looked_up=np.array([True, True, False]))).depth
-    for_the_next = policy.decide(_block(**certain, looked_up=np.ones(3, bool))).depth
-    assert for_the_next <= one_of_three < alone
+def test_longer_contexts_make_drafts_no_dearer_but_time() -> None:
+    """The slower a step is without drafts, the less is lost by some."""
+    costs = CostModel({**CURVES, VERIFY: CostCurve((1, 14), (10.0, 40.0)), VERIFY_CONTEXT: CostCurve((0, 1), (1, 2))})
+    blocks = [_block(expected_survival=SPREAD, context_tokens=tokens) for tokens in (0, 10, 300)]
+    budgets = [make_policy(EstimatorSettings.model_validate({}), costs).decide(block).budget for block in blocks]
+    assert 0 < budgets[0] < budgets[1] < budgets[2] == 11
+
+
+def test_a_models_depth_is_planned_for_the_rows_it_usually_drafts() -> None:
+    """What is worth a forward of the drafter for all rows is not for the few that are not looked up."""
+
+    def depth(looked_up: list[bool], then: list[bool] | None = None) -> int:
+        settings = EstimatorSettings.model_validate({"exploration_share": 0})
+        policy = make_policy(settings, CostModel(CURVES))
+        hopeless = {"survival": np.zeros((3, 4), np.float32), "expected_survival": np.zeros((3, 16), np.float32)}
+        for step in range(400):
+            policy.decide(_block(**hopeless, looked_up=np.array(looked_up), step=step))
+        return policy.decide(_block(**hopeless, looked_up=np.array(then or looked_up), step=400)).depth
+
+    none, most = [False] * 3, [True, True, False]
+    assert depth(most) < depth(none)
+    assert depth(most, then=none) == depth(most), "one step says little about the next"
 
 
 def test_the_depth_is_planned_for_the_followed_rows_and_besides_as_if_all_were() -> None:
@@ -234,8 +268,6 @@ def test_the_depth_is_planned_for_the_followed_rows_and_besides_as_if_all_were()
     assert all_are.depth == all_are.depth_of_all
     one_is = policy.decide(_block(**nothing, followed=np.array([False, True, False])))
     assert one_is.depth < one_is.depth_of_all == all_are.depth
-    one_alone = _block(**nothing, looked_up=np.array([True, False, True]))
-    assert one_is.depth == policy.decide(one_alone).depth, "rows without drafts wait like looked-up ones"
 
 
 def test_prompts_make_drafting_dear_for_they_must_be_drafted_from_too() -> None:
