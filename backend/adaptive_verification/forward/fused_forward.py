@@ -30,6 +30,7 @@ from transformers import (
 from adaptive_verification.forward import between_products
 from adaptive_verification.forward.hidden_states import refuse_missing_layers
 from adaptive_verification.forward.host_floats import Floats, as_array, as_pairs, is_on_host
+from adaptive_verification.forward.linear import multiplied_rows
 from adaptive_verification.forward.ragged_attention import RaggedBatch
 from adaptive_verification.forward.transformers_forward import Attention
 
@@ -79,7 +80,9 @@ class FusedDecoder(nn.Module):
         hidden, forward = inputs, None
         if isinstance(attention, RaggedBatch) and attention.is_on_host:
             hidden = inputs.float()
-            forward = _HostForward(hidden, inputs.dtype, rotation, attention)
+            first: Any = self.layers[0]
+            num_rows = multiplied_rows(first.qkv, len(hidden))
+            forward = _HostForward(hidden, inputs.dtype, num_rows, rotation, attention)
         layers: Any = self.layers
         for number, layer in enumerate(layers, start=1):
             if forward is None:
@@ -94,22 +97,24 @@ class FusedDecoder(nn.Module):
 class _HostForward:
     """One forward on a CPU, and what its layers use one after the other."""
 
-    def __init__(self, hidden: Tensor, dtype: torch.dtype, rotation: Tensor, batch: RaggedBatch) -> None:
+    def __init__(self, hidden: Tensor, dtype: torch.dtype, num_rows: int, rotation: Tensor, batch: RaggedBatch) -> None:
+        """`num_rows`: of the products' inputs, some of which may be nobody's."""
         self.batch = batch
         self.hidden = as_array(hidden)  # [T, hidden], which the layers add to
         cosines, sines = rotation[:, 0].real.contiguous(), rotation[:, 0].imag.contiguous()  # [T, head_dim / 2]
         self.places = between_products.Places(
             cosines.numpy(), sines.numpy(), batch.slot_of_token.numpy(), batch.positions.numpy()
         )
-        self._dtype = dtype
+        self.num_tokens = len(hidden)
+        self._num_rows, self._dtype = num_rows, dtype
         self._rooms: dict[str, tuple[Tensor, Floats]] = {}
 
     def room(self, name: str, *shape: int) -> tuple[Tensor, Floats]:
-        """Memory for a layer's intermediate result, twice the same: for torch and for the loops."""
+        """Memory for a product's input, twice the same: with all rows for torch, and with the tokens' for the loops."""
         room = self._rooms.get(name)
         if room is None:
-            tensor = torch.empty(len(self.hidden), *shape, dtype=self._dtype)
-            room = self._rooms[name] = tensor, as_array(tensor)
+            tensor = torch.zeros(self._num_rows, *shape, dtype=self._dtype)
+            room = self._rooms[name] = tensor, as_array(tensor)[: self.num_tokens]
         return room
 
 
@@ -157,7 +162,7 @@ class _FusedLayer(nn.Module):
         keys, values = batch.cached(self._number)
         normed, normed_array = forward.room("normed", self.attention_norm.size)
         self.attention_norm.write(forward.hidden, normed_array)
-        qkv = self.qkv.forward(normed).view(len(normed), -1, self._head_dim)
+        qkv = self.qkv.forward(normed)[: forward.num_tokens].view(forward.num_tokens, -1, self._head_dim)
         between_products.rotate_and_cache(as_pairs(qkv), *places, as_pairs(keys), as_pairs(values))
         if batch.looks_back_at_little:
             attended, attended_array = forward.room("attended", self._query_heads, self._head_dim)
@@ -166,13 +171,13 @@ class _FusedLayer(nn.Module):
         else:
             attended = batch.attend_cached(self._number, qkv[:, : self._query_heads], self._scaling)
         update = self.output.forward(attended.reshape(len(attended), -1))
-        between_products.add(forward.hidden, as_array(update))
+        between_products.add(forward.hidden, as_array(update)[: forward.num_tokens])
 
         self.mlp_norm.write(forward.hidden, normed_array)
-        gate_and_up = self.gate_and_up.forward(normed)
+        gate_and_up = self.gate_and_up.forward(normed)[: forward.num_tokens]
         activated, activated_array = forward.room("activated", gate_and_up.shape[1] // 2)
         between_products.activate(as_array(gate_and_up), activated_array)
-        between_products.add(forward.hidden, as_array(self.down.forward(activated)))
+        between_products.add(forward.hidden, as_array(self.down.forward(activated))[: forward.num_tokens])
 
 
 class _Norm(nn.Module):

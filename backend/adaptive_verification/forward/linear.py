@@ -94,6 +94,11 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
+def multiplied_rows(linear: nn.Linear, num_rows: int) -> int:
+    """As how many rows the layer multiplies so many. Inputs that have as many already need not be copied."""
+    return padded_rows(num_rows) if type(linear) is _PackedLinear else num_rows
+
+
 def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
     y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
     return y
