@@ -1,6 +1,7 @@
 """Adaptive verification against no speculation and fixed lengths, step by step in turn, in one process.
 
     python perf/arms_in_turn.py --concurrency 1 8 32
+    python perf/arms_in_turn.py --arms k0 av --first-tokens 2000
 
 The real stages and the real scheduler, without Triton and text. Every arm keeps so many requests going, the same ones
 in the same order, and a new one begins as soon as one ends. A step of each arm follows one of the others, so that the
@@ -9,17 +10,20 @@ of a server's runs (perf/load.py) need many repeats, and these do not. What is n
 common: the way between the processes, and text.
 
 Before it is measured every arm fills up and adaptive verification learns. Then follow `--rounds` rounds; the table has
-medians over the rounds, and the ratio's range.
+medians over the rounds, and the ratio's range. With `--first-tokens` it begins anew in every round, having learned
+nothing, and so many tokens of each arm are measured from the first step on.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,7 @@ from adaptive_verification.verification.loading import load_verifier
 from adaptive_verification.verification.stage import VerifierStage
 from perf.as_served import restart_as_served
 from perf.load_plan import ADAPTIVE, ARMS, MAX_DRAFT_TOKENS, NO_SPECULATION, SAMPLINGS, Arm
+from perf.load_requests import Request, requests_of_round
 from perf.provenance import publish
 
 KEY = 1
@@ -62,9 +67,8 @@ class Lane:
         drafter: Drafter,
         verifier: VerifierStage,
         codec: TextCodec,
-        texts: Sequence[str],
+        requests: Sequence[Request],
         sampling: dict[str, Any],
-        options: argparse.Namespace,
         concurrency: int,
     ) -> None:
         self.away_s = 0.0
@@ -82,20 +86,20 @@ class Lane:
         self._step = LocalStep(drafter, estimator, verifier)
         settings = GenerateSettings.model_validate({"num_draft_tokens": MAX_DRAFT_TOKENS})
         self._scheduler = Scheduler(settings, codec.end_token_ids(resolve_model("default")), KEY)
-        self._requests = self._all_requests(arm, codec, texts, sampling, options.max_tokens)
+        self._requests = self._all_requests(arm, codec, requests, sampling)
         self._concurrency = concurrency
         self._codec = codec
 
     @staticmethod
     def _all_requests(
-        arm: Arm, codec: TextCodec, texts: Sequence[str], sampling: dict[str, Any], max_tokens: int
+        arm: Arm, codec: TextCodec, requests: Sequence[Request], sampling: dict[str, Any]
     ) -> Iterator[GenerationRequest]:
-        for number, text in enumerate(itertools.cycle(texts)):
+        for number, request in enumerate(itertools.cycle(requests)):
             parameters = SamplingParameters(
-                max_tokens=max_tokens, num_draft_tokens=arm.num_draft_tokens, seed=number, acceptance="rejection",
-                **sampling,
+                max_tokens=request.max_tokens, num_draft_tokens=arm.num_draft_tokens, seed=number,
+                acceptance="rejection", **sampling,
             )  # fmt: skip
-            chat = codec.render_chat([{"role": "user", "content": text}])
+            chat = codec.render_chat([{"role": "user", "content": request.text}])
             yield GenerationRequest(codec.encode_rendered_chat(chat), parameters)
 
     def step(self) -> float:
@@ -123,41 +127,74 @@ class Lane:
 def in_turn(lanes: dict[str, Lane], steps: int, progress: tqdm[Any]) -> None:
     """So many steps of each."""
     for _ in range(steps):
-        for lane in lanes.values():
-            seconds = lane.step()
-            for other in lanes.values():
-                other.away_s += seconds * (other is not lane)
+        one_step_each(lanes)
         progress.update()
 
 
+def one_step_each(lanes: dict[str, Lane]) -> None:
+    for lane in lanes.values():
+        seconds = lane.step()
+        for other in lanes.values():
+            other.away_s += seconds * (other is not lane)
+
+
+class Results:
+    """Of each arm, round by round."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._rates: dict[str, list[float]] = {name: [] for name in names}
+        self._step_ms: dict[str, list[float]] = {name: [] for name in names}
+        self._totals = {name: [0, 0, 0] for name in names}
+
+    def add(self, lanes: dict[str, Lane]) -> None:
+        for name, lane in lanes.items():
+            self._rates[name].append(lane.tokens / lane.seconds)
+            self._step_ms[name].append(1e3 * lane.seconds / lane.steps)
+            counts = lane.tokens, lane.drafts, lane.steps
+            self._totals[name] = [total + count for total, count in zip(self._totals[name], counts, strict=True)]
+
+    def lines(self, title: str) -> list[str]:
+        """Of the table; the ratios are within a round, to the best arm but adaptive verification."""
+        others = [name for name in self._rates if name != ADAPTIVE]
+        best = max(others, key=lambda name: statistics.median(self._rates[name]))
+        lines = []
+        for name, rates in self._rates.items():
+            ratios = [own / other for own, other in zip(rates, self._rates[best], strict=True)]
+            tokens, drafts, steps = self._totals[name]
+            lines.append(
+                f"| {title} | {name} | {statistics.median(rates):.1f} | {statistics.median(self._step_ms[name]):.1f} "
+                f"| {tokens / steps:.2f} | {drafts / steps:.2f} "
+                f"| {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}) | {best} |"
+            )
+        return lines
+
+
 def measure(lanes: dict[str, Lane], options: argparse.Namespace, title: str) -> list[str]:
-    """The table's lines of one number of requests and one sampling."""
-    rates: dict[str, list[float]] = {name: [] for name in lanes}
-    step_ms: dict[str, list[float]] = {name: [] for name in lanes}
-    totals = {name: [0, 0, 0] for name in lanes}
+    """The table's lines of one number of requests and one sampling, after learning."""
+    results = Results(list(lanes))
     with tqdm(total=options.learning_steps + options.rounds * options.steps, unit="step", desc=title) as progress:
         in_turn(lanes, options.learning_steps, progress)
         for _ in range(options.rounds):
             for lane in lanes.values():
                 lane.begin_round()
             in_turn(lanes, options.steps, progress)
-            for name, lane in lanes.items():
-                rates[name].append(lane.tokens / lane.seconds)
-                step_ms[name].append(1e3 * lane.seconds / lane.steps)
-                counts = lane.tokens, lane.drafts, lane.steps
-                totals[name] = [total + count for total, count in zip(totals[name], counts, strict=True)]
-    others = [name for name in lanes if name != ADAPTIVE]
-    best = max(others, key=lambda name: statistics.median(rates[name]))
-    lines = []
-    for name in lanes:
-        ratios = [own / other for own, other in zip(rates[name], rates[best], strict=True)]
-        tokens, drafts, steps = totals[name]
-        lines.append(
-            f"| {title} | {name} | {statistics.median(rates[name]):.1f} | {statistics.median(step_ms[name]):.1f} "
-            f"| {tokens / steps:.2f} | {drafts / steps:.2f} "
-            f"| {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}) | {best} |"
-        )
-    return lines
+            results.add(lanes)
+    return results.lines(title)
+
+
+def measure_first(new_lanes: Callable[[], dict[str, Lane]], options: argparse.Namespace, title: str) -> list[str]:
+    """The same of the first tokens, without learning."""
+    results = Results(options.arms)
+    total = options.rounds * len(options.arms) * options.first_tokens
+    with tqdm(total=total, unit="token", desc=title) as progress:
+        for _ in range(options.rounds):
+            lanes = new_lanes()
+            while unfinished := {name: lane for name, lane in lanes.items() if lane.tokens < options.first_tokens}:
+                before = sum(lane.tokens for lane in lanes.values())
+                one_step_each(unfinished)
+                progress.update(sum(lane.tokens for lane in lanes.values()) - before)
+            results.add(lanes)
+    return results.lines(title)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -167,12 +204,30 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], help="requests at a time (1 8 32)")
     parser.add_argument("--samplings", nargs="+", choices=SAMPLINGS, default=list(SAMPLINGS), metavar="SAMPLING")
-    parser.add_argument("--max-tokens", type=int, default=128, help="output tokens of a request, at most (128)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, help="output tokens of a request, at most, on average (128)"
+    )
     parser.add_argument("--learning-steps", type=int, default=150, help="of each arm, before it is measured (150)")
     parser.add_argument("--rounds", type=int, default=3, help="(3)")
     parser.add_argument("--steps", type=int, default=100, help="of each arm in a round (100)")
+    parser.add_argument("--first-tokens", type=int, default=0, help="measure so many of each arm, without learning (0)")
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     return parser.parse_args()
+
+
+def _new_lanes(
+    drafter: Drafter,
+    verifier: VerifierStage,
+    codec: TextCodec,
+    texts: Sequence[str],
+    sampling: dict[str, Any],
+    options: argparse.Namespace,
+    concurrency: int,
+) -> dict[str, Lane]:
+    # of all lengths, and some begun before: else no request of an arm without speculation would end for many steps,
+    # and then all of them at once
+    requests = requests_of_round(texts, options.max_tokens, concurrency, random.Random(0))
+    return {name: Lane(ARMS[name], drafter, verifier, codec, requests, sampling, concurrency) for name in options.arms}
 
 
 def main() -> None:
@@ -190,11 +245,14 @@ def main() -> None:
     ]
     for concurrency in options.concurrency:
         for sampling in options.samplings:
-            lanes = {
-                name: Lane(ARMS[name], drafter, verifier, codec, texts, dict(SAMPLINGS[sampling]), options, concurrency)
-                for name in options.arms
-            }
-            lines += measure(lanes, options, f"{concurrency}, {sampling}")
+            new_lanes = functools.partial(
+                _new_lanes, drafter, verifier, codec, texts, dict(SAMPLINGS[sampling]), options, concurrency
+            )
+            title = f"{concurrency}, {sampling}"
+            if options.first_tokens:
+                lines += measure_first(new_lanes, options, title)
+            else:
+                lines += measure(new_lanes(), options, title)
     publish(lines, options.output)
 
 

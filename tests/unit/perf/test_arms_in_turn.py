@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import pytest
-from perf.arms_in_turn import in_turn, measure
+from perf.arms_in_turn import in_turn, measure, measure_first
 from tqdm import tqdm
 
 
@@ -44,3 +44,17 @@ def test_the_ratio_is_against_the_best_other_arm_round_by_round() -> None:
     assert k0.split(" | ")[2:] == ["8.0", "1000.0", "8.00", "1.00", "1.000 (1.000-1.000)", "k0 |"]
     assert k1.split(" | ")[2:] == ["6.0", "2000.0", "12.00", "1.00", "0.750 (0.750-0.750)", "k0 |"]
     assert av.split(" | ")[2:] == ["10.0", "1000.0", "10.00", "1.00", "1.250 (1.250-1.250)", "k0 |"]
+
+
+def test_the_first_tokens_are_those_of_fresh_lanes_in_every_round() -> None:
+    options = argparse.Namespace(arms=["k0", "k1", "av"], rounds=2, first_tokens=20)
+    made: list[dict[str, Any]] = []
+
+    def new_lanes() -> dict[str, Any]:
+        made.append(lanes())
+        return made[-1]
+
+    k0, _, av = measure_first(new_lanes, options, "8, greedy")
+    assert [[lane.tokens for lane in fresh.values()] for fresh in made] == [[24, 24, 20]] * 2
+    assert k0.split(" | ")[2:5] == ["8.0", "1000.0", "8.00"]
+    assert av.split(" | ")[6:] == ["1.250 (1.250-1.250)", "k0 |"]
