@@ -115,7 +115,7 @@ class EstimatorStage:
         )
         self._memory = SequenceMemory(settings.max_sequences, num_positions, self.fit.num_shared)
         self._deepest_asked = 0
-        self._context_tokens = 0  # of the last step
+        self._context_tokens = 0  # of the last step whose costs are learned from
         self._last_start: float | None = None
         self._last_estimate_ms = 0.0
         self._file = StateFile(settings.state_directory, self._fingerprint()) if settings.state_directory else None
@@ -157,7 +157,7 @@ class EstimatorStage:
                 self._look_at_directory()
             self._fold_labels(request, rows)
             self._observe_costs(request.previous_cost, draft.draft_cost, started)
-        self._context_tokens = int(rows.confirmed_tokens[rows.served].sum())
+            self._context_tokens = rows.context_tokens
 
         block = self._score(draft, rows)
         decision = self._policy.decide(block)
@@ -333,7 +333,7 @@ class EstimatorStage:
             base_tokens=base_tokens,
             prompt_tokens=base_tokens - rows.num_sampling,
             sampling_rows=rows.num_sampling,
-            context_tokens=self._context_tokens,
+            context_tokens=rows.context_tokens,
             backlog=np.where((rows.asked > 0) & self._may_explore(rows), backlog, UNKNOWN_BACKLOG),
             settled=rows.settled,
             recent_survival=self._expectation.recent_survival[:, : self._deepest_asked],

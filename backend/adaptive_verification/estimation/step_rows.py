@@ -60,6 +60,11 @@ class StepRows(NamedTuple):
         )
         return cls(slots, *fields)
 
+    @property
+    def context_tokens(self) -> int:
+        """Confirmed tokens of all rows that are served."""
+        return int(self.confirmed_tokens[self.served].sum())
+
     def padded(self, values: NDArray[np.float32], num_positions: int) -> NDArray[np.float32]:
         """The drafts' values, ragged `[drafts, n]`, as `[rows, num_positions, n]`; 0 where a row has no draft."""
         return _padded(values, self.drafted, num_positions)
