@@ -128,6 +128,17 @@ def test_logits_only_where_they_are_asked_for_and_states_everywhere() -> None:
             torch.testing.assert_close(fused, own, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_nobody_in_the_products_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = FusedForward(with_biases_and_norms(FUSED["llama with biases"], dtype), (1, 3))
+    plain = logits_and_states(fused, cache_for(fused, 3, dtype), None)
+    monkeypatch.setattr(fused_forward, "multiplied_rows", lambda linear, num_rows: num_rows + 5)
+    padded = logits_and_states(fused, cache_for(fused, 3, dtype), None)
+    for own, other in zip(plain, padded, strict=True):
+        assert own.shape == other.shape
+        assert (own - other).abs().max() <= (2e-5 if dtype == torch.float32 else 0.12) * own.float().std()
+
+
 def test_the_model_that_gave_the_weights_is_left_as_it_was() -> None:
     model = tiny_model(CONFIGS["llama"])
     before = copy.deepcopy(model.state_dict())
