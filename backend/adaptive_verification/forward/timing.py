@@ -26,10 +26,14 @@ class SlotModel(Protocol):
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """1, 2, 4, 8, 12, 16, 24, 32, 48, ... and the largest itself: products are made for multiples of such sizes."""
+    """1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, ... and the largest itself.
+
+    Products are made for multiples of powers of two, so the time rises behind one, not on the way to the next.
+    """
     powers = [1 << i for i in range(largest.bit_length() + 1)]
     between = [3 * power // 2 for power in powers if power >= 8]
-    return [*sorted(size for size in powers + between if size < largest), largest]
+    behind = [power + 1 for power in powers if power >= 16]
+    return [*sorted(size for size in powers + between + behind if size < largest), largest]
 
 
 def time_forward(

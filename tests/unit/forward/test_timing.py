@@ -31,7 +31,7 @@ class NotingModel:
 
 @pytest.mark.parametrize(
     ("largest", "sizes"),
-    [(1, [1]), (3, [1, 2, 3]), (48, [1, 2, 4, 8, 12, 16, 24, 32, 48]), (50, [1, 2, 4, 8, 12, 16, 24, 32, 48, 50])],
+    [(1, [1]), (3, [1, 2, 3]), (17, [1, 2, 4, 8, 12, 16, 17]), (50, [1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 50])],
 )
 def test_sizes_are_close_enough_to_show_steps(largest: int, sizes: list[int]) -> None:
     assert sizes_up_to(largest) == sizes
