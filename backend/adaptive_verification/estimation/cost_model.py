@@ -50,11 +50,13 @@ _PROPORTIONAL_WITHIN = 0.1
 """Relative error below which the move shrinks in proportion (a Huber estimate: between mean and median)."""
 _LARGEST_LEVEL = math.log(16.0)
 _LARGEST_DEVIATION = math.log(2.0)
-_MOST_ROUNDS = 16
-_ROUNDS_WITHOUT_FASTER = 3
-_CLEARLY_FASTER = 0.98
 _FORGETTING = 0.002
 """Share of a deviation that is forgotten in each step that does not confirm it."""
+_MOST_ROUNDS = 16
+"""Of a measurement at load, however long it goes on finding faster times; and how many without one end it."""
+_ROUNDS_WITHOUT_FASTER = 3
+_CLEARLY_FASTER = 0.98
+"""Of the fastest time so far."""
 
 
 @dataclass(frozen=True)

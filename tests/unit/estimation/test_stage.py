@@ -12,9 +12,10 @@ import pytest
 import torch
 from tests.unit.estimation.chain import CURVES, KEY, MadeChain, make_draft, make_request
 
-from adaptive_verification.contract import FILL_ONLY, NO_LABEL, STATUS_NOT_CACHED, STATUS_OK, Draft
+from adaptive_verification.contract import FILL_ONLY, NO_LABEL, STATUS_NOT_CACHED, STATUS_OK, Draft, StepCost
+from adaptive_verification.contract.costs import DraftCost
 from adaptive_verification.errors import ContractError, SettingsError
-from adaptive_verification.estimation.cost_model import CostCurve, CostModel, publish_curves
+from adaptive_verification.estimation.cost_model import VERIFY_CONTEXT, CostCurve, CostModel, publish_curves
 from adaptive_verification.estimation.draft_counts import ACCEPTED, ADMITTED, DRAFTED
 from adaptive_verification.estimation.exploration import UNKNOWN_BACKLOG
 from adaptive_verification.estimation.policy import Block, Decision
@@ -298,6 +299,19 @@ def test_costs_are_learned_from_live_steps() -> None:
         chain.step()
     before = CostModel(CURVES)
     assert stage.costs.verify_ms(20) - stage.costs.other_ms == pytest.approx(2 * before.verify_ms(20), rel=0.1)
+
+
+def test_a_steps_cost_belongs_to_the_context_that_its_trusted_caller_had() -> None:
+    context_tokens = 1000
+    stage = _stage({**CURVES, VERIFY_CONTEXT: CostCurve((0, 100), (1.0, 2.0))})  # 10 ms of them
+    fresh = stage.costs.verify_ms(1)
+    cost = StepCost(DraftCost.nothing(), 1.0, fresh + 10.0, 1, 1)
+    for step in range(100):
+        own = make_request([1], [context_tokens], limits=[0], cost=cost if step else None)
+        stage.step(own, make_draft([[]]))
+        foreign = make_request([2], [5], limits=[0], key=KEY + 1, cost=cost)
+        stage.step(foreign, make_draft([[]]))
+    assert stage.costs.verify_ms(1) - stage.costs.other_ms == pytest.approx(fresh, rel=1e-3)
 
 
 def test_the_time_beside_the_stages_is_learned_from_the_clock() -> None:
