@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -73,9 +74,31 @@ class WireTensor:
         lowest, highest, _ = zip(*self.ranges, strict=True)
         return np.array(lowest, dtype)[:, np.newaxis], np.array(highest, dtype)[:, np.newaxis]
 
+    @functools.cached_property
+    def nothing(self) -> Tensor:
+        """A field without values."""
+        return torch.empty(0, dtype=self.dtype)
+
     def is_read_by(self, reader: str | None) -> bool:
         """Whether the stage is sent it; None stands for whoever is sent everything."""
         return reader is None or not self.read_by or reader in self.read_by
+
+    def check_ranges(self, values: NDArray[Any]) -> None:
+        """Checks the fields' values, `[lines, length]`, or `[length]` of one field.
+
+        Raises:
+            ContractError: naming the field, the first wrong value, and which are allowed.
+        """
+        if not self.ranges:
+            return
+        lowest, highest = self.bounds
+        holds = (values >= lowest) & (values <= highest)  # [lines, length]; NaN is not
+        if not holds.all():
+            line, entry = np.argwhere(~holds)[0]
+            value = np.atleast_2d(values)[line, entry]
+            raise ContractError(
+                f"{self.fields[line].upper()}[{entry}] is {value}; it must be {self.ranges[line].in_words}"
+            )
 
     def label(self, field: str) -> str:
         """The field as an error names it."""
@@ -127,7 +150,7 @@ class Message:
         return torch.stack(fields) if len(fields) > 1 else fields[0]
 
     def validate(self: M, reader: str | None = None) -> M:
-        """Checks types, dimensions, ranges, and that every ragged length equals the sum of its counts; returns self.
+        """Checks types, dimensions, lengths and values; returns self.
 
         Args:
             reader: a stage whose copy of the message this is: what it is not sent is empty, and not checked.
@@ -135,15 +158,26 @@ class Message:
         Raises:
             ContractError: naming the field, what it is and what it must be.
         """
+        self.check_lengths(reader)
+        for tensor in self.wire_tensors(reader):
+            lines = self.lines(tensor)
+            if not lines.is_cuda:  # a GPU would be waited for
+                tensor.check_ranges(lines.numpy())
+        return self
+
+    def check_lengths(self, reader: str | None = None) -> None:
+        """Checks that fields fit each other: types, dimensions, and that every ragged length is the sum of its counts.
+
+        Of a message from the wire nothing else is left to be checked.
+
+        Args, Raises: as `validate`.
+        """
         tensors = self.wire_tensors(reader)
         lengths = {ONE_PER_ROW: self.num_rows}
         for tensor in tensors:
             if tensor.length not in lengths and tensor.length != ANY_LENGTH:
                 lengths[tensor.length] = sum(getattr(self, tensor.length).tolist())
             self._check_shapes(tensor, lengths.get(tensor.length))
-        for tensor in tensors:
-            self._check_values(tensor)
-        return self
 
     def _check_shapes(self, tensor: WireTensor, length: int | None) -> None:
         for name in tensor.fields:
@@ -163,17 +197,6 @@ class Message:
             )
             must_have = f"as many for each of {length}" if tensor.is_wide else str(length)
             raise ContractError(f"{tensor.label(name)} has {num_entries} entries; it must have {must_have} ({reason})")
-
-    def _check_values(self, tensor: WireTensor) -> None:
-        if not tensor.ranges or getattr(self, tensor.fields[0]).device.type != "cpu":  # a GPU would be waited for
-            return
-        values = self.lines(tensor).numpy()  # numpy: a tenth of torch's time on so few numbers
-        lowest, highest = tensor.bounds
-        holds = (values >= lowest) & (values <= highest)  # [lines, length]; NaN is not
-        if not holds.all():
-            line, entry = np.argwhere(~holds)[0]
-            name, value = tensor.fields[line], np.atleast_2d(values)[line, entry]
-            raise ContractError(f"{name.upper()}[{entry}] is {value}; it must be {tensor.ranges[line].in_words}")
 
     @classmethod
     def concatenate(cls: type[M], parts: Sequence[M]) -> M:
@@ -205,6 +228,12 @@ class Message:
                     lengths = [int(counts.sum()) for counts in pieces[tensor.length]]
                     pieces[name] = split_wide(field, lengths) if tensor.is_wide else list(field.split(lengths))
         return [type(self)(**{name: parts[i] for name, parts in pieces.items()}) for i in range(len(rows_per_part))]
+
+
+def lists_of_rows(values: Tensor, counts: Tensor) -> list[list[int]]:
+    """A ragged field's values, row by row: of as many lists as there are counts. One call to torch for all rows."""
+    rest = iter(values.tolist())
+    return [list(itertools.islice(rest, count)) for count in counts.tolist()]
 
 
 def split_wide(tensor: Tensor, counts: Sequence[int]) -> list[Tensor]:

@@ -125,11 +125,10 @@ class StepRequest(Message):
         """Which rows ask for tokens, rather than only filling the caches. `[rows]` bool."""
         return self.draft_limit != FILL_ONLY
 
-    def validate(self, reader: str | None = None) -> StepRequest:
-        super().validate(reader)
+    def check_lengths(self, reader: str | None = None) -> None:
+        super().check_lengths(reader)
         if len(set(self.sequence_id.tolist())) != self.num_rows:
             raise ContractError("SEQUENCE_ID names a sequence twice; a sequence can be in one row of a step only")
-        return self
 
 
 DRAFT_ROWS = WireTensor("DRAFT_ROWS", "INT32", ONE_PER_ROW, (ESTIMATOR, VERIFIER))

@@ -63,7 +63,9 @@ class TritonStage:
     def _parse(self, triton_request: Any) -> Inputs:
         tensors = {tensor.name(): tensor for tensor in triton_request.inputs()}
         # stages can be called by themselves too, and compiled code checks nothing
-        messages = [from_triton(kind, tensors.get, self._name).validate(self._name) for kind in self._input_types]
+        messages = [from_triton(kind, tensors.get, self._name) for kind in self._input_types]
+        for message in messages:
+            message.check_lengths(self._name)
         request, *others = messages
         num_rows = request.num_rows
         for message in others:

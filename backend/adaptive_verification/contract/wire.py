@@ -40,7 +40,9 @@ def from_numpy(message_type: type[M], get_array: Callable[[str], np.ndarray | No
         reader: the stage whose copy this is; what it does not read is empty.
 
     Raises:
-        ContractError: a tensor is missing, or has the wrong type or shape.
+        ContractError: a tensor is missing, or has the wrong type or shape, or a value that is not allowed. What is
+            left to be checked is whether lengths fit, see `Message.check_lengths`; and values on a GPU, which nobody
+            waits for.
     """
     return _from_wire(message_type, lambda tensor: _from_array(tensor, get_array(tensor.name)), reader)
 
@@ -84,7 +86,7 @@ def _from_wire(message_type: type[M], get_values: Callable[[WireTensor], Tensor]
     fields: dict[str, Tensor] = {}
     for tensor in message_type.wire_tensors():
         if not tensor.is_read_by(reader):
-            fields.update(dict.fromkeys(tensor.fields, torch.empty(0, dtype=tensor.dtype)))
+            fields.update(dict.fromkeys(tensor.fields, tensor.nothing))
             continue
         values = get_values(tensor)  # [lines, length], or [length] of one field
         lines = values.unbind() if len(tensor.fields) > 1 else (values,)
@@ -93,7 +95,8 @@ def _from_wire(message_type: type[M], get_values: Callable[[WireTensor], Tensor]
 
 
 def _from_array(tensor: WireTensor, array: np.ndarray | None) -> Tensor:
-    """A torch tensor over the array's memory, without the wire's first 1; 64-bit unsigned bits as int64."""
+    """A torch tensor over the array's memory, without the wire's first 1; 64-bit unsigned bits as int64. Checks the
+    values here, where all lines are one array still."""
     if array is None:
         raise ContractError(f"{tensor.name} is missing; send an empty tensor where there is nothing to say")
     is_type = array.dtype == _NUMPY_TYPES[tensor.wire_type] or not array.size  # over HTTP, empty answers are float64
@@ -104,4 +107,5 @@ def _from_array(tensor: WireTensor, array: np.ndarray | None) -> Tensor:
         return torch.empty(array.shape[1:], dtype=tensor.dtype)
     if tensor.wire_type == "UINT64":
         array = array.view(np.int64)
+    tensor.check_ranges(array[0])
     return torch.from_numpy(array[0] if array.flags.writeable else array[0].copy())

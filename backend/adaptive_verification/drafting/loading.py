@@ -63,7 +63,7 @@ def _load_model(settings: DrafterSettings, drafter: str, target: str) -> CausalD
         refuse_other_tokenizer(target=target, drafter=drafter)
         model = CausalModel.load(drafter, options)
     if model.device.type == "cpu":
-        proposal_loop.warm_up()
+        proposal_loop.warm_up(options.dtype)
     publish_curves(
         environment.state_directory(),
         "drafter",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.contract import STATUS_OK, Draft, DraftCost, StepRequest
+from adaptive_verification.contract.message import lists_of_rows
 from adaptive_verification.contract.step import Drafter
 from adaptive_verification.drafting.lookup import LookupIndex
 from adaptive_verification.forward.sequence_table import Placement, SequenceTable
@@ -72,25 +73,33 @@ class LookupDrafter:
         placements = place_rows(self._table, request, self._vocab_size)
         self._confirm(request, placements)
         found = self._find(request, placements)
-        statuses = _int32([placement.status for placement in placements])
+        statuses = [placement.status for placement in placements]
         if self._model is None:
             return self._looked_up(found, statuses)
-        is_models = torch.tensor([not drafts.tokens for drafts in found], dtype=torch.bool) & (statuses == STATUS_OK)
-        limits = torch.where(is_models, request.draft_limit, request.draft_limit.clamp(max=0))
-        by_model = self._model.step(dataclasses.replace(request, draft_limit=limits))
-        statuses = torch.where(by_model.draft_status == STATUS_OK, statuses, by_model.draft_status)
+        limits = [
+            limit if status == STATUS_OK and not drafts.tokens else min(limit, 0)
+            for limit, status, drafts in zip(request.draft_limit.tolist(), statuses, found, strict=True)
+        ]
+        by_model = self._model.step(dataclasses.replace(request, draft_limit=_int32(limits)))
+        statuses = [
+            status if models == STATUS_OK else models
+            for status, models in zip(statuses, by_model.draft_status.tolist(), strict=True)
+        ]
+        found = [drafts if status == STATUS_OK else _NOTHING for drafts, status in zip(found, statuses, strict=True)]
+        if not any(drafts.tokens for drafts in found):
+            return dataclasses.replace(by_model, draft_status=_int32(statuses))
         return _merged(by_model, self._looked_up(found, statuses))
 
     def _confirm(self, request: StepRequest, placements: list[Placement]) -> None:
         self._indices = {key: index for key, index in self._indices.items() if key in self._table}
-        tokens_of_rows = request.tokens.split(request.token_count.tolist())
+        tokens_of_rows = lists_of_rows(request.tokens, request.token_count)
         for sequence_id, context_length, tokens, placement in zip(
             request.sequence_id.tolist(), request.context_length.tolist(), tokens_of_rows, placements, strict=True
         ):
             if placement.sequence is not None:
                 if sequence_id not in self._indices:
                     self._indices[sequence_id] = LookupIndex(self._min_match, MAX_MATCH)
-                self._indices[sequence_id].confirm(context_length, tokens.tolist())
+                self._indices[sequence_id].confirm(context_length, tokens)
 
     def _find(self, request: StepRequest, placements: list[Placement]) -> list[_Found]:
         """What each row's match is followed by, as far as the row wants drafts and the cache has room for them."""
@@ -108,16 +117,12 @@ class LookupDrafter:
                 found[-1] = _Found(match.length, index.continuation(match, limit))
         return found
 
-    def _looked_up(self, found: list[_Found], statuses: Tensor) -> Draft:
-        """The drafts of the rows that are ok."""
-        kept = [
-            drafts if status == STATUS_OK else _NOTHING for drafts, status in zip(found, statuses.tolist(), strict=True)
-        ]
-        draft_tokens = _int32([token for drafts in kept for token in drafts.tokens])
+    def _looked_up(self, found: list[_Found], statuses: list[int]) -> Draft:
+        draft_tokens = _int32([token for drafts in found for token in drafts.tokens])
         return Draft(
-            drafted_count=_int32([len(drafts.tokens) for drafts in kept]),
-            draft_status=statuses,
-            draft_match_length=_int32([drafts.match_length for drafts in kept]),
+            drafted_count=_int32([len(drafts.tokens) for drafts in found]),
+            draft_status=_int32(statuses),
+            draft_match_length=_int32([drafts.match_length for drafts in found]),
             draft_tokens=draft_tokens,
             draft_log_odds=torch.full(draft_tokens.shape, NO_LOG_ODDS),
             draft_features=torch.full((self._num_features * len(draft_tokens),), NO_LOG_ODDS),
@@ -130,8 +135,6 @@ class LookupDrafter:
 
 def _merged(by_model: Draft, looked_up: Draft) -> Draft:
     """The rows of both, of which at most one has drafts in each row; the statuses are the second's."""
-    if not looked_up.draft_tokens.numel():
-        return dataclasses.replace(by_model, draft_status=looked_up.draft_status)
     rows = torch.arange(looked_up.num_rows)
     draft_rows = [rows.repeat_interleave(part.drafted_count) for part in (by_model, looked_up)]
     in_row_order = torch.cat(draft_rows).argsort(stable=True)  # [drafts]

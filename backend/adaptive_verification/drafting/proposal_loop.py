@@ -18,6 +18,7 @@ from torch import Tensor
 from adaptive_verification.compiled import compiled
 from adaptive_verification.drafting.proposal import Keys, Proposal
 from adaptive_verification.estimation.features import MAX_LOG_ODDS
+from adaptive_verification.forward.host_floats import Floats, as_floats, widened_all
 from adaptive_verification.sampling import loops
 from adaptive_verification.sampling.noise import DRAFT
 from adaptive_verification.sampling.truncation import Candidates
@@ -45,23 +46,22 @@ def propose_by_loop(
     log_odds = torch.empty(num_rows)
     settings = (tensor.numpy() for tensor in (temperature, top_k, top_p, keys.seed, keys.block))
     results = (tensor.numpy() for tensor in (tokens, ids, probs, log_odds))
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).contiguous()
-    _propose(keys.depth, logits.numpy(), token_ids.numpy(), *settings, *results)
+    _propose(keys.depth, as_floats(logits.contiguous()), token_ids.numpy(), *settings, *results)
     return Proposal(tokens, Candidates(ids, probs), log_odds, None)
 
 
-def warm_up() -> None:
-    """Has the loop compiled, for which the first request would wait on a new machine."""
+def warm_up(dtype: torch.dtype) -> None:
+    """Has the loop compiled for logits of this type, for which the first request would wait on a new machine."""
     zero = torch.zeros(1, dtype=torch.int64)
     top_k = torch.ones(1, dtype=torch.int32)
     keys = Keys(zero, zero, 0, zero.bool())
-    propose_by_loop(torch.zeros(1, 1), torch.ones(1), top_k, torch.ones(1), 1, keys, zero)
+    propose_by_loop(torch.zeros(1, 1, dtype=dtype), torch.ones(1), top_k, torch.ones(1), 1, keys, zero)
 
 
 @compiled(parallel=True)
 def _propose(
     depth: int,
-    logits: NDArray[Any],
+    logits: Floats,
     token_ids: NDArray[np.int64],
     temperature: NDArray[np.float32],
     top_k: NDArray[np.int32],
@@ -74,10 +74,11 @@ def _propose(
     log_odds: NDArray[np.float32],
 ) -> None:
     for row in numba.prange(len(logits)):
-        weights = np.empty(logits.shape[1], logits.dtype)
+        numbers = widened_all(logits[row], np.empty(logits.shape[1], np.float32))
+        weights = np.empty(len(numbers), numbers.dtype)
         divisor = temperature[row] if temperature[row] > 0 else 1.0
-        loops.exponentials(logits[row], loops.largest_of(logits[row]), divisor, weights)
-        best = loops.most_likely(logits[row])
+        best = loops.most_likely(numbers)
+        loops.exponentials(numbers, numbers[best], divisor, weights)
         log_odds[row] = _log_odds(weights, best)
         places = np.empty(ids.shape[1], np.int64)
         if temperature[row] == 0:

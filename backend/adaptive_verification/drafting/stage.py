@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adaptive_verification.contract import COUPLED, Draft, DraftCost, StepRequest
+from adaptive_verification.contract.message import lists_of_rows
 from adaptive_verification.drafting.handed_on_states import HandedOnStates
 from adaptive_verification.drafting.hidden_state_model import HiddenStateModel
 from adaptive_verification.drafting.proposal import Keys, Proposal, by_row, propose
@@ -99,8 +100,9 @@ class CausalDrafter:
         """The rows to compute, deepest first: at each depth those that still draft are then the first ones."""
         budget = self._max_catch_up_tokens
         rows = []
-        limits = torch.minimum(request.draft_limit, request.model_draft_limit).tolist()
-        for index, (placement, limit) in enumerate(zip(placements, limits, strict=True)):
+        limits = request.draft_limit.tolist(), request.model_draft_limit.tolist()
+        for index, (placement, *both) in enumerate(zip(placements, *limits, strict=True)):
+            limit = min(both)
             sequence = placement.sequence
             if sequence is None or limit <= 0:
                 continue
@@ -161,10 +163,10 @@ class CausalDrafter:
             )
         drafts = by_row(proposals, [row.index for row in drafting])
         tokens = drafts.tokens.to("cpu", torch.int32)
-        tokens_of_rows = tokens.split(counts)
+        tokens_of_rows = lists_of_rows(tokens, drafted_count)
         for row in drafting:
             # drafts that followed from the drafter's own states are computed again, from the target's
-            computed_drafts = tokens_of_rows[row.index][:-1].tolist() if self._states is None else []
+            computed_drafts = tokens_of_rows[row.index][:-1] if self._states is None else []
             row.sequence.mark_computed(row.sequence.confirmed_length, computed_drafts)
         is_candidate = drafts.q.probs > 0  # [drafts, C]
         return Draft(

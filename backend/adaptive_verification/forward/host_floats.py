@@ -44,6 +44,14 @@ def as_array(tensor: Tensor) -> Floats:
     return tensor.detach().numpy()
 
 
+def as_floats(tensor: Tensor) -> Floats:
+    """An array that `widened_all` takes, of a tensor of any float type on a CPU. Bfloat16 is left as it is: to be read
+    once, instead of being written anew in twice the size first."""
+    if tensor.dtype != torch.bfloat16:
+        tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return as_array(tensor)
+
+
 def as_pairs(tensor: Tensor) -> NDArray[Any]:
     """Likewise, of contiguous memory, as words of two neighbours each: half as many along the last dimension."""
     return as_array(tensor).view(np.uint32 if tensor.dtype == torch.bfloat16 else np.uint64)
@@ -59,6 +67,24 @@ def _widened(value: Any) -> Any:
     if value == types.uint16:
         return lambda value: np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
     return lambda value: value
+
+
+def widened_all(values: Floats, room: NDArray[np.float32]) -> Any:
+    """All elements of such an array, as numbers: the array itself, or what was written into the room."""
+    if values.dtype != np.uint16:
+        return values
+    room[:] = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return room
+
+
+@overload(widened_all, strict=False)
+def _widened_all(values: Any, room: Any) -> Any:
+    def into_room(values: Any, room: Any) -> Any:
+        for i in range(len(values)):
+            room[i] = widened(values[i])
+        return room
+
+    return into_room if values.dtype == types.uint16 else lambda values, room: values
 
 
 def narrowed(value: Any, array: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adaptive_verification.contract import STATUS_BAD_TOKEN, STATUS_OK, StepRequest
+from adaptive_verification.contract.message import lists_of_rows
 from adaptive_verification.forward.sequence_table import Placement, SequenceTable
 
 
@@ -16,7 +17,7 @@ def place_rows(
         statuses: what an earlier stage says of each row; rows that are not ok there keep that status here.
     """
     table.release(request.release.tolist())
-    tokens_of_rows = [part.tolist() for part in request.tokens.split(request.token_count.tolist())]
+    tokens_of_rows = lists_of_rows(request.tokens, request.token_count)
     statuses = statuses or [STATUS_OK] * request.num_rows
     checked = [
         STATUS_BAD_TOKEN if status == STATUS_OK and max(tokens) >= vocab_size else status

@@ -16,6 +16,8 @@ from adaptive_verification.sampling.noise import GOLDEN, MIX_1, MIX_2
 
 _DRAW_BLOCK = 256
 """Weights that are looked at together until it is clear that the drawn token is among them."""
+_LANES = 64
+"""Numbers that are compared at a time."""
 _TO_INTEGER = 1.5 * 2.0**52
 """Added to a double, it leaves the nearest integer in its last bits."""
 _UNDERFLOW = -700.0
@@ -23,11 +25,20 @@ _UNDERFLOW = -700.0
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(constant % 2**64) for constant in (GOLDEN, MIX_1, MIX_2))
 
 
-@compiled(fastmath={"nnan", "nsz", "reassoc"})
+@compiled
 def largest_of(values: NDArray[Any]) -> Any:
-    largest = values[0]
-    for i in range(len(values)):
-        largest = max(largest, values[i])
+    """-inf where none is a number. Lane by lane, as compilers arrange sums by themselves, but not this."""
+    lanes = np.full(_LANES, -np.inf, values.dtype)
+    in_lanes = len(values) - len(values) % _LANES
+    for start in range(0, in_lanes, _LANES):
+        block = values[start : start + _LANES]
+        for lane in range(_LANES):
+            lanes[lane] = block[lane] if block[lane] > lanes[lane] else lanes[lane]
+    for i in range(in_lanes, len(values)):
+        lanes[0] = values[i] if values[i] > lanes[0] else lanes[0]
+    largest = lanes[0]
+    for lane in range(1, _LANES):
+        largest = max(largest, lanes[lane])
     return largest
 
 
@@ -63,9 +74,9 @@ def exponentials(logits: NDArray[Any], largest: float, temperature: float, weigh
 
 @compiled(fastmath={"reassoc", "nsz", "contract"})
 def sum_of(weights: NDArray[Any], start: int, stop: int) -> float:
-    total = 0.0
-    for i in range(start, stop):
-        total += weights[i]
+    total, part = 0.0, weights[start:stop]
+    for i in range(len(part)):  # from 0 on: several numbers at a time
+        total += part[i]
     return total
 
 

@@ -57,7 +57,8 @@ def accept(logits: Tensor, block: Block, *, wave_length: int | None = None) -> A
             by_rejection = block.acceptance[block.sampling] == REJECTION
             walk(logits, block, first_position, rows[by_rejection], accepted, tokens, log_probs)
             rows = rows[~by_rejection]
-            wave_length = 1 if bool((block.temperature[block.sampling][rows] > 0).any()) else wave_length
+            if len(rows) and bool((block.temperature[block.sampling][rows] > 0).any()):
+                wave_length = 1
     if len(rows):
         _decide_in_waves(logits, block.padded, first_position, rows, wave_length, accepted, tokens, log_probs)
     is_output = mask(accepted + 1, num_drafts + 1)

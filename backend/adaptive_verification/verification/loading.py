@@ -24,14 +24,15 @@ def load_verifier(settings: VerifierSettings) -> VerifierStage:
         SettingsError: a device or type cannot be used.
         UnsupportedModel: packed attention would not compute what the target computes.
     """
+    options = model_options(settings)
     model = CausalModel.load(
         resolve_model(settings.target),
-        model_options(settings),
+        options,
         hidden_layers=hidden_layers_of(resolve_drafter(settings.drafter, settings.target)),
     )
     by_tokens = time_forward(model, sizes_up_to(_LARGEST_TIMED_STEP_TOKENS), logits_everywhere=True)
     curves = {VERIFY: by_tokens, VERIFY_CONTEXT: time_context(model)}
     publish_curves(environment.state_directory(), "verifier", curves)
     if model.device.type == "cpu":
-        warm_up()
+        warm_up(options.dtype)
     return VerifierStage(model, settings.idle_seconds, settings.prefix_caching)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from adaptive_verification.compiled import compiled
 from adaptive_verification.contract.messages import refuse_unknown_tokens
+from adaptive_verification.forward.host_floats import Floats, as_floats, widened_all
 from adaptive_verification.sampling import loops
 from adaptive_verification.sampling.noise import ACCEPT, FINAL
 from adaptive_verification.verification.block import Block
@@ -50,17 +51,17 @@ def walk(
     """
     refuse_unknown_tokens("CANDIDATE_IDS", block.candidate_ids, logits.shape[1])
     tensors = (
-        *(logits.to(torch.promote_types(logits.dtype, torch.float32)), first_position, block.sampling, places),
+        *(first_position, block.sampling, places),
         *(block.admitted, block.drafted_count, block.draft_tokens),
         *(block.candidate_count, block.candidate_ids, block.candidate_probs),
         *(block.temperature, block.top_k, block.top_p, block.seed, block.block, block.wants_log_probs),
         *(accepted, tokens, log_probs),
     )
-    _walk(*(tensor.numpy() for tensor in tensors))
+    _walk(as_floats(logits), *(tensor.numpy() for tensor in tensors))
 
 
-def warm_up() -> None:
-    """Has the walk compiled, for which the first request would wait on a new machine."""
+def warm_up(dtype: torch.dtype) -> None:
+    """Has the walk compiled for logits of this type, for which the first request would wait on a new machine."""
     zero, count = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
     block = Block(
         sampling=zero,
@@ -79,12 +80,12 @@ def warm_up() -> None:
         wants_log_probs=count,
     )
     accepted, tokens = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64)
-    walk(torch.zeros(1, 2), block, zero, zero, accepted, tokens, torch.zeros(1, 2))
+    walk(torch.zeros(1, 2, dtype=dtype), block, zero, zero, accepted, tokens, torch.zeros(1, 2))
 
 
 @compiled(parallel=True)
 def _walk(
-    logits: NDArray[Any],
+    logits: Floats,
     first_position: NDArray[np.int64],
     sampling: NDArray[np.int64],
     places: NDArray[np.int64],
@@ -107,15 +108,16 @@ def _walk(
     first_draft, first_candidate = _starts(drafted_count), _starts(candidate_count)
     for i in numba.prange(len(places)):
         place, row = places[i], sampling[places[i]]
-        weights = np.empty(logits.shape[1], logits.dtype)
+        room = np.empty(logits.shape[1], np.float32)
         for depth in range(admitted[row] + 1):
-            position = logits[first_position[place] + depth]
+            position = widened_all(logits[first_position[place] + depth], room)
             draft = first_draft[row] + depth
             is_accepted = False
             if temperature[row] == 0:
                 token = loops.most_likely(position)
                 is_accepted = depth < admitted[row] and draft_tokens[draft] == token
             else:
+                weights = np.empty(len(position), position.dtype)
                 total = _weigh(position, temperature[row], top_k[row], top_p[row], weights)
                 token = 0
                 if depth < admitted[row]:

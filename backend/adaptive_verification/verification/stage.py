@@ -20,6 +20,7 @@ from adaptive_verification.contract import (
     StepRequest,
     StepResult,
 )
+from adaptive_verification.contract.message import lists_of_rows
 from adaptive_verification.contract.messages import refuse_unknown_tokens
 from adaptive_verification.forward.causal_model import CausalModel
 from adaptive_verification.forward.row import Row
@@ -56,8 +57,8 @@ class VerifierStage:
             if samples[i]:  # its last token's logits are wanted, so that token is computed, cached or not
                 sequence.computed_length = min(sequence.computed_length, sequence.confirmed_length - 1)
 
-        drafts_of_rows = draft.draft_tokens.split(draft.drafted_count.tolist())
-        admitted_drafts = {i: drafts_of_rows[i][: admitted[i]].tolist() for i, _ in live}
+        drafts_of_rows = lists_of_rows(draft.draft_tokens, draft.drafted_count)
+        admitted_drafts = {i: drafts_of_rows[i][: admitted[i]] for i, _ in live}
         rows, token_ids, logit_places = _pack(live, samples, admitted_drafts)
         output_count = torch.zeros(request.num_rows, dtype=torch.int32)
         output_tokens, log_probs = torch.empty(0, dtype=torch.int32), torch.empty(0)

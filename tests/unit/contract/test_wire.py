@@ -186,3 +186,18 @@ def test_a_wrong_tensor_is_named(name: str, array: np.ndarray | None, message: s
     arrays = {**to_numpy(step_request([RequestRow(1, 0, [1])])), name: array}
     with pytest.raises(ContractError, match=message):
         from_numpy(StepRequest, arrays.get)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "line", "value", "message"),
+    [
+        ("REQUEST_ROWS", 2, -2, r"DRAFT_LIMIT\[1\] is -2; it must be at least -1"),
+        ("TEMPERATURE_AND_TOP_P", 1, np.nan, r"TOP_P\[1\] is nan; it must be above 0 and at most 1"),
+        ("TOKENS", None, -3, r"TOKENS\[1\] is -3; it must be a token id of the target"),
+    ],
+)
+def test_a_wrong_value_is_named_where_it_is_received(tensor: str, line: int | None, value: float, message: str) -> None:
+    arrays = to_numpy(step_request([RequestRow(1, 0, [1]), RequestRow(2, 0, [1])]))
+    (arrays[tensor][0] if line is None else arrays[tensor][0, line])[1] = value
+    with pytest.raises(ContractError, match=message):
+        from_numpy(StepRequest, arrays.get)

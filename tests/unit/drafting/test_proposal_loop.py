@@ -90,12 +90,22 @@ def test_compiled_it_does_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(written.log_odds, compiled.log_odds)
 
 
-def test_what_is_compiled_at_load_is_all_that_serving_needs() -> None:
-    proposal_loop.warm_up()
+def test_bfloat16_is_read_as_the_numbers_that_it_is() -> None:
+    rounded = _logits().bfloat16()
+    read, widened = propose_by_loop(rounded, *_arguments()), propose_by_loop(rounded.float(), *_arguments())
+    assert torch.equal(read.tokens, widened.tokens)
+    assert torch.equal(read.q.ids, widened.q.ids)
+    assert torch.equal(read.q.probs, widened.q.probs)
+    assert torch.equal(read.log_odds, widened.log_odds)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_compiled_at_load_is_all_that_serving_needs(dtype: torch.dtype) -> None:
+    proposal_loop.warm_up(dtype)
     for rows in (1, 2, ROWS):
         temperature, top_k, top_p, draft_top_k, keys, token_ids = _arguments()
         part = Keys(keys.seed[:rows], keys.block[:rows], keys.depth, keys.coupled[:rows])
         settings = (temperature[:rows], top_k[:rows], top_p[:rows])
-        propose_by_loop(_logits()[:rows, :2000], *settings, draft_top_k, part, token_ids[:2000])
-    of_float32 = [kinds for kinds in proposal_loop._propose.signatures if kinds[1].dtype.bitwidth == 32]  # type: ignore[attr-defined]
-    assert len(of_float32) == 1
+        propose_by_loop(_logits().to(dtype)[:rows, :2000], *settings, draft_top_k, part, token_ids[:2000])
+    widths = [kinds[1].dtype.bitwidth for kinds in proposal_loop._propose.signatures]  # type: ignore[attr-defined]
+    assert widths.count(8 * dtype.itemsize) == 1

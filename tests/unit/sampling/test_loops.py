@@ -22,6 +22,25 @@ def test_noise_is_the_same_as_everywhere() -> None:
         assert [loops.uniform(*key, purpose) for key in keys] == expected.tolist()
 
 
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 1000])
+def test_the_largest_is_found_wherever_it_is(length: int) -> None:
+    values = np.random.default_rng(3).normal(-50, 1, length).astype(np.float32)
+    for place in range(length):
+        with_largest = values.copy()
+        with_largest[place:] = [7.0, *values[place + 1 :]]
+        with_largest[:place:3] = math.nan
+        assert loops.largest_of(with_largest) == 7.0
+        assert loops.most_likely(with_largest) == place
+    assert loops.largest_of(np.full(length, math.nan)) == -math.inf
+    assert loops.most_likely(np.full(length, -math.inf)) == 0
+
+
+def test_a_sum_is_of_what_lies_between() -> None:
+    weights = np.arange(1000, dtype=np.float32)
+    for start, stop in ((0, 1000), (3, 3), (5, 6), (17, 981)):
+        assert loops.sum_of(weights, start, stop) == weights[start:stop].sum(dtype=np.float64)
+
+
 @pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.0])
 def test_weights_are_exponentials(temperature: float) -> None:
     logits = np.random.default_rng(2).normal(0, 30, 10_000) * temperature

@@ -132,10 +132,21 @@ def test_compiled_it_does_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(written.log_probs, compiled.log_probs)
 
 
-def test_what_is_compiled_at_load_is_all_that_serving_needs() -> None:
-    walk.warm_up()
+def test_bfloat16_is_read_as_the_numbers_that_it_is() -> None:
     logits, block = made_block()
+    rounded = logits.bfloat16()
+    read, widened = accept(rounded, block), accept(rounded.float(), block)
+    assert torch.equal(read.accepted, widened.accepted)
+    assert torch.equal(read.output_tokens, widened.output_tokens)
+    torch.testing.assert_close(read.log_probs, widened.log_probs, equal_nan=True, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_compiled_at_load_is_all_that_serving_needs(dtype: torch.dtype) -> None:
+    walk.warm_up(dtype)
+    logits, block = made_block()
+    logits = logits.to(dtype)
     for rows in (slice(0, 1), slice(0, 6), slice(6, 12), slice(None)):  # of one method, of the other, of both
         accept(*part(logits, block, rows))
-    of_float32 = [kinds for kinds in walk._walk.signatures if kinds[0].dtype.bitwidth == 32]  # type: ignore[attr-defined]
-    assert len(of_float32) == 1
+    widths = [kinds[0].dtype.bitwidth for kinds in walk._walk.signatures]  # type: ignore[attr-defined]
+    assert widths.count(8 * dtype.itemsize) == 1
