@@ -4,9 +4,9 @@
     python perf/peers/compare.py            # goes on where it was interrupted
 
 Every round starts one peer after the other and lets it serve every number of requests at a time, so that a slow spell
-of the machine does not fall on one of them alone. Ours is the whole server, driven by perf_analyzer over gRPC streams;
-the peers are called in their own processes, which spares them a server's work, on all cores and in the number format
-that is fastest here. Who reuses what earlier requests had computed does so, as by default (ours, and vLLM); but no
+of the machine does not fall on one of them alone. Ours is the whole server, driven by perf_analyzer over gRPC; the
+peers are called in their own processes, which spares them a server's work, on all cores and in the number format that
+is fastest here. Answers come whole: the peers stream none, so ours does not either. Who reuses what earlier requests had computed does so, as by default (ours, and vLLM); but no
 prompt is sent twice to one process. Writes into the folder `--output`: peers.csv (a line per point, at once), peers.md.
 """
 
@@ -158,7 +158,7 @@ def our_server(state_directory: Path, num_draft_tokens: int) -> Iterator[Run]:
                 inputs = Path(directory, "inputs.json")
                 names = ("temperature", "top_p", "max_tokens", "seed")
                 perf_analyzer.write_input_data(
-                    inputs, batch["prompts"], chat=True, stream=True, num_draft_tokens=num_draft_tokens,
+                    inputs, batch["prompts"], chat=True, stream=False, num_draft_tokens=num_draft_tokens,
                     **{name: batch[name] for name in names},
                 )  # fmt: skip
                 report = perf_analyzer.run(
