@@ -6,8 +6,9 @@
 Every round starts one peer after the other and lets it serve every number of requests at a time, so that a slow spell
 of the machine does not fall on one of them alone. Ours is the whole server, driven by perf_analyzer over gRPC; the
 peers are called in their own processes, which spares them a server's work, on all cores and in the number format that
-is fastest here. Answers come whole: the peers stream none, so ours does not either. Who reuses what earlier requests had computed does so, as by default (ours, and vLLM); but no
-prompt is sent twice to one process. Writes into the folder `--output`: peers.csv (a line per point, at once), peers.md.
+is fastest here. Answers come whole: the peers stream none, so ours does not either. Who reuses what earlier requests
+had computed does so, as by default (ours, and vLLM); but no prompt is sent twice to one process. Writes into the folder
+`--output`: peers.csv (a line per point, at once), peers.md.
 """
 
 from __future__ import annotations

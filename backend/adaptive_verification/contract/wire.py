@@ -107,5 +107,6 @@ def _from_array(tensor: WireTensor, array: np.ndarray | None) -> Tensor:
         return torch.empty(array.shape[1:], dtype=tensor.dtype)
     if tensor.wire_type == "UINT64":
         array = array.view(np.int64)
-    tensor.check_ranges(array[0])
+    if tensor.ranges:
+        tensor.check_ranges(array[0])
     return torch.from_numpy(array[0] if array.flags.writeable else array[0].copy())
