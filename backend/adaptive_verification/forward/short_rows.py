@@ -3,7 +3,8 @@
 Decoding rows bring one token each, and a few drafts where these are verified, and look back at contexts of all lengths.
 As batched matrix products they would have to be padded to the longest row, masked, and grouped by the slots they happen
 to be in. Here one compiled loop (numba) goes over rows and key-value heads and reads each row's keys and values once.
-A row's numbers do not depend on the other rows of its batch.
+A row's numbers do not depend on the other rows of its batch, where heads are wide enough to fill the processor's lanes
+(16 and up; narrower ones some compilers add in another order for more queries).
 
 Long rows are better off with matrix products (`segments`).
 """

@@ -44,14 +44,16 @@ def few_positions_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adaptive_verification.forward.short_rows.FEWEST_POSITIONS", 1)
 
 
-def cache_and_inputs(rows: list[Row], dtype: torch.dtype = torch.float32) -> tuple[KVCache, Tensor, Tensor, Tensor]:
+def cache_and_inputs(
+    rows: list[Row], dtype: torch.dtype = torch.float32, key_dim: int = KEY_DIM, value_dim: int = VALUE_DIM
+) -> tuple[KVCache, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    cache = KVCache(1, NUM_SLOTS, KV_HEADS, CAPACITY, KEY_DIM, VALUE_DIM, dtype, torch.device("cpu"))
+    cache = KVCache(1, NUM_SLOTS, KV_HEADS, CAPACITY, key_dim, value_dim, dtype, torch.device("cpu"))
     for row in rows:
-        cache.keys[0][row.slot, :, : row.context_length] = torch.randn(KV_HEADS, row.context_length, KEY_DIM)
-        cache.values[0][row.slot, :, : row.context_length] = torch.randn(KV_HEADS, row.context_length, VALUE_DIM)
+        cache.keys[0][row.slot, :, : row.context_length] = torch.randn(KV_HEADS, row.context_length, key_dim)
+        cache.values[0][row.slot, :, : row.context_length] = torch.randn(KV_HEADS, row.context_length, value_dim)
     num_tokens = sum(row.query_length for row in rows)
-    heads = ((KV_HEADS * GROUPS, KEY_DIM), (KV_HEADS, KEY_DIM), (KV_HEADS, VALUE_DIM))
+    heads = ((KV_HEADS * GROUPS, key_dim), (KV_HEADS, key_dim), (KV_HEADS, value_dim))
     query, key, value = (torch.randn(num_tokens, *of_one).to(dtype) for of_one in heads)
     return cache, query, key, value
 
@@ -116,9 +118,10 @@ def test_every_row_is_in_one_segment_that_is_as_long_as_it(seed: int) -> None:
             assert rows[index].context_length + rows[index].query_length <= segment.total_length
 
 
-def test_a_short_rows_numbers_do_not_depend_on_the_other_rows() -> None:
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_short_rows_numbers_do_not_depend_on_the_other_rows(head_dim: int) -> None:
     rows = BATCHES["any"]
-    cache, query, key, value = cache_and_inputs(rows)
+    cache, query, key, value = cache_and_inputs(rows, key_dim=head_dim, value_dim=head_dim)
     together = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
     start = 0
     for row in rows:
