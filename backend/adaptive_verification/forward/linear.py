@@ -15,6 +15,7 @@ it is measured once, at load, on the model's own weights, which way is faster (p
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -75,28 +76,39 @@ class _PackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
         rows = x.reshape(-1, x.shape[-1])
-        num_more = padded_rows(len(rows)) - len(rows)
+        num_more = multiplied_rows(self, len(rows)) - len(rows)
         if num_more:
             rows = F.pad(rows, (0, 0, 0, num_more))
         y = _packed_product(rows, self.packed, self.bias)
         return y[: len(y) - num_more].view(*x.shape[:-1], y.shape[-1])
 
 
-def padded_rows(num_rows: int) -> int:
+def padded_rows(num_rows: int, *, in_tiles: bool) -> int:
     """As how many rows so many are multiplied: oneDNN makes a kernel for every number of rows that it meets, which
-    takes some milliseconds a layer, and steps have many. Its kernels work on 16 rows at a time anyway, and 32 of them
-    take no less than 48: with two cores that others use as well, a third more."""
+    takes some milliseconds a layer, and steps have many.
+
+    Args:
+        num_rows: that there are.
+        in_tiles: whether the processor multiplies 16 rows at a time (AMX). There, 32 rows take no less than 48: with
+            two cores that others use as well, a third more. Without tiles each further row takes its time.
+    """
     if num_rows <= 16:
         return num_rows
-    if num_rows <= 48:
+    if in_tiles and num_rows <= 48:
         return 48
-    step = 16 if num_rows <= 128 else 32 if num_rows <= 512 else 128
+    steps = [(64, 16 if in_tiles else 4), (128, 16 if in_tiles else 8), (256, 16), (1024, 32)]
+    step = next((step for most_rows, step in steps if num_rows <= most_rows), 128)
     return -(-num_rows // step) * step
+
+
+@functools.cache
+def _has_tiles() -> bool:
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def multiplied_rows(linear: nn.Linear, num_rows: int) -> int:
     """As how many rows the layer multiplies so many. Inputs that have as many already need not be copied."""
-    return padded_rows(num_rows) if type(linear) is _PackedLinear else num_rows
+    return padded_rows(num_rows, in_tiles=_has_tiles()) if type(linear) is _PackedLinear else num_rows
 
 
 def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
