@@ -5,8 +5,7 @@ and data have left the caches since the last layer, and in bfloat16 most convert
 layers add to stays in float32 here, whatever the model's type.
 
 A handful of tokens is left to one thread: it is done before a second one is awake, and torch's threads stay awake for
-the products. A token attends to what the cache holds of its slot up to its own position, so tokens of one row and of
-many look alike; where they look back at much, `short_rows` and `segments` do it. Knows arrays, nothing of models.
+the products. Knows arrays, nothing of models; attention is done by `short_rows` and `segments`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 from adaptive_verification.compiled import compiled
 from adaptive_verification.forward.host_floats import Floats, exponential, narrowed, pair, widened, word
-from adaptive_verification.forward.short_rows import softmax
 
 MOST_TOKENS_OF_ONE_THREAD = 16
 
@@ -139,51 +137,3 @@ def _cache(heads: Any, slot: int, position: int, keys: Any, values: Any) -> None
         for i in range(size):
             keys[slot, head, position, i] = heads[first_key + head, i]
             values[slot, head, position, i] = heads[first_value + head, i]
-
-
-@compiled(fastmath=_FAST)
-def attend(
-    qkv: Floats,
-    slots: NDArray[np.int64],
-    positions: NDArray[np.int64],
-    keys: Floats,
-    values: Floats,
-    scaling: float,
-    attended: Floats,
-) -> None:
-    """Attends over what is cached, after `rotate_and_cache`, number by number and not in pairs.
-
-    Args:
-        qkv: `[T, query heads + 2 kv heads, head_dim]`.
-        slots, positions: `[T]`.
-        keys, values: `[slots, kv heads, capacity, head_dim]`.
-        attended: `[T, query heads, head_dim]`, the result.
-    """
-    tokens, query_heads, head_dim = attended.shape
-    groups = query_heads // keys.shape[1]
-    query, output = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)
-    for token in range(tokens):
-        slot, length = slots[token], positions[token] + 1
-        for head in range(query_heads):
-            for i in range(head_dim):
-                query[i] = widened(qkv[token, head, i]) * scaling
-            _attend(query, keys[slot, head // groups, :length], values[slot, head // groups, :length], output)
-            for i in range(head_dim):
-                attended[token, head, i] = narrowed(output[i], attended)
-
-
-@compiled(fastmath=_FAST)
-def _attend(query: Any, keys: Any, values: Any, output: Any) -> None:
-    """One query `[head_dim]` over keys and values `[n, head_dim]`, into `[head_dim]`."""
-    length, head_dim = keys.shape
-    weights = np.empty(length, np.float32)
-    for place in range(length):
-        score = np.float32(0)
-        for i in range(head_dim):
-            score += query[i] * widened(keys[place, i])
-        weights[place] = score
-    softmax(weights, length)
-    output[:] = 0
-    for place in range(length):
-        for i in range(head_dim):
-            output[i] += weights[place] * widened(values[place, i])

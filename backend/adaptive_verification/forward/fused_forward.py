@@ -158,26 +158,26 @@ class _FusedLayer(nn.Module):
 
     def forward_on_host(self, forward: _HostForward) -> None:
         """As `forward`, by compiled loops."""
-        batch, places = forward.batch, forward.places
-        keys, values = batch.cached(self._number)
+        batch, places, num_tokens, heads = forward.batch, forward.places, forward.num_tokens, self._query_heads
+        keys, values = batch.cached_arrays(self._number)
         normed, normed_array = forward.room("normed", self.attention_norm.size)
         self.attention_norm.write(forward.hidden, normed_array)
-        qkv = self.qkv.forward(normed)[: forward.num_tokens].view(forward.num_tokens, -1, self._head_dim)
+        projected = self.qkv.forward(normed)
+        qkv = as_array(projected)[:num_tokens].reshape(num_tokens, -1, self._head_dim)
         between_products.rotate_and_cache(as_pairs(qkv), *places, as_pairs(keys), as_pairs(values))
-        if batch.looks_back_at_little:
-            attended, attended_array = forward.room("attended", self._query_heads, self._head_dim)
-            arrays = (as_array(qkv), places.slots, places.positions, as_array(keys), as_array(values))
-            between_products.attend(*arrays, self._scaling, attended_array)
-        else:
-            attended = batch.attend_cached(self._number, qkv[:, : self._query_heads], self._scaling)
-        update = self.output.forward(attended.reshape(len(attended), -1))
-        between_products.add(forward.hidden, as_array(update)[: forward.num_tokens])
+        attended, attended_array = forward.room("attended", heads, self._head_dim)
+        batch.attend_to_short_rows(self._number, qkv[:, :heads], self._scaling, attended_array)
+        if batch.has_long_rows:
+            query = projected[:num_tokens].view(num_tokens, -1, self._head_dim)[:, :heads]
+            batch.attend_to_long_rows(self._number, query, self._scaling, attended)
+        update = self.output.forward(attended.flatten(1))
+        between_products.add(forward.hidden, as_array(update)[:num_tokens])
 
         self.mlp_norm.write(forward.hidden, normed_array)
-        gate_and_up = self.gate_and_up.forward(normed)[: forward.num_tokens]
+        gate_and_up = as_array(self.gate_and_up.forward(normed))[:num_tokens]
         activated, activated_array = forward.room("activated", gate_and_up.shape[1] // 2)
-        between_products.activate(as_array(gate_and_up), activated_array)
-        between_products.add(forward.hidden, as_array(self.down.forward(activated))[: forward.num_tokens])
+        between_products.activate(gate_and_up, activated_array)
+        between_products.add(forward.hidden, as_array(self.down.forward(activated))[:num_tokens])
 
 
 class _Norm(nn.Module):

@@ -38,10 +38,12 @@ def is_on_host(tensor: Tensor) -> bool:
 
 def as_array(tensor: Tensor) -> Floats:
     """The same memory as an array, of a tensor for which `is_on_host` holds."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
-        bits: Floats = tensor.detach().view(torch.int16).numpy().view(np.uint16)
-        return bits
-    return tensor.detach().numpy()
+        tensor = tensor.view(torch.uint16)
+    array: Floats = tensor.numpy()
+    return array
 
 
 def as_floats(tensor: Tensor) -> Floats:
@@ -52,9 +54,9 @@ def as_floats(tensor: Tensor) -> Floats:
     return as_array(tensor)
 
 
-def as_pairs(tensor: Tensor) -> NDArray[Any]:
-    """Likewise, of contiguous memory, as words of two neighbours each: half as many along the last dimension."""
-    return as_array(tensor).view(np.uint32 if tensor.dtype == torch.bfloat16 else np.uint64)
+def as_pairs(array: Floats) -> NDArray[Any]:
+    """Such an array, contiguous, as words of two neighbours each: half as many along the last dimension."""
+    return array.view(np.uint32 if array.dtype == np.uint16 else np.uint64)
 
 
 def widened(value: Any) -> Any:

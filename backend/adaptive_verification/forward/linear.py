@@ -77,10 +77,11 @@ class _PackedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
         rows = x.reshape(-1, x.shape[-1])
         num_more = multiplied_rows(self, len(rows)) - len(rows)
-        if num_more:
-            rows = F.pad(rows, (0, 0, 0, num_more))
-        y = _packed_product(rows, self.packed, self.bias)
-        return y[: len(y) - num_more].view(*x.shape[:-1], y.shape[-1])
+        if num_more == 0:
+            y = _packed_product(rows, self.packed, self.bias)
+        else:
+            y = _packed_product(F.pad(rows, (0, 0, 0, num_more)), self.packed, self.bias)[: len(rows)]
+        return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
 def padded_rows(num_rows: int, *, in_tiles: bool) -> int:

@@ -1,9 +1,8 @@
 """Attention over packed tokens of many sequences, straight from a slot cache.
 
 The packed tokens `[T]` of a batch are those of its rows, end to end. On a CPU, many rows of few tokens are attended to
-by `short_rows`; all others by `segments`. A handful of tokens that look back at little need neither, where the model is
-one that `fused_forward` takes over. This module knows nothing of transformers: `transformers_forward` registers it
-there.
+by `short_rows`; all others by `segments`. This module knows nothing of transformers: `transformers_forward` registers
+it there.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive_verification.forward.between_products import MOST_TOKENS_OF_ONE_THREAD
-from adaptive_verification.forward.host_floats import is_on_host
+from adaptive_verification.forward.host_floats import Floats, as_array, is_on_host
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.segments import SegmentedRows
-from adaptive_verification.forward.short_rows import FEWEST_POSITIONS, ShortRows, short_rows
+from adaptive_verification.forward.short_rows import ShortRows, short_rows
 
 
 class KVCache:
@@ -42,6 +41,11 @@ class KVCache:
         shape = (num_slots, num_kv_heads, capacity)
         self.keys = [zeros((*shape, key_dim), dtype, device) for _ in range(num_layers)]
         self.values = [zeros((*shape, value_dim), dtype, device) for _ in range(num_layers)]
+        layers = list(zip(self.keys, self.values, strict=True))
+        self.arrays = (
+            [(as_array(keys), as_array(values)) for keys, values in layers] if is_on_host(self.keys[0]) else []
+        )
+        """The same memory for compiled loops, where these can work on it: they look at it in every layer."""
 
     def copy_prefix(self, from_slot: int, to_slot: int, start: int, end: int) -> None:
         """Positions `start` to `end` of one slot, into another."""
@@ -86,29 +90,33 @@ class RaggedBatch:
         return is_on_host(self._cache.keys[0])
 
     @functools.cached_property
-    def looks_back_at_little(self) -> bool:
-        """Whether attention, too, is left to one thread."""
-        return self.num_tokens <= MOST_TOKENS_OF_ONE_THREAD and int(self.positions.sum()) < FEWEST_POSITIONS
+    def _are_short(self) -> NDArray[np.bool_]:
+        """`[rows]`: by whom they are attended to."""
+        if not self.is_on_host:
+            return np.zeros(len(self._rows), dtype=bool)
+        return short_rows(self._rows, self._cache.keys[0].dtype)
 
     @functools.cached_property
-    def _parts(self) -> list[tuple[ShortRows | SegmentedRows, Tensor]]:
-        """The rows by how they are attended to, with the packed places of their tokens."""
-        rows, query_lengths, first_token = self._rows, self._query_lengths, self._first_token
-        device, dtype = self.positions.device, self._cache.keys[0].dtype
-        tokens = np.arange(self.num_tokens)
-        short = short_rows(rows, dtype, device)
-        parts: list[tuple[ShortRows | SegmentedRows, Tensor]] = []
-        if short.any():
-            few = ShortRows([rows[i] for i in short.nonzero()[0]], first_token[short])
-            parts.append((few, torch.from_numpy(tokens[short.repeat(query_lengths)])))
-        if not short.all():
-            many = SegmentedRows([rows[i] for i in (~short).nonzero()[0]], first_token[~short], dtype, device)
-            parts.append((many, torch.from_numpy(tokens[~short.repeat(query_lengths)]).to(device)))
-        return parts
+    def _short_rows(self) -> ShortRows | None:
+        short = self._are_short
+        if not short.any():
+            return None
+        return ShortRows([self._rows[i] for i in short.nonzero()[0]], self._first_token[short])
 
-    def cached(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values of all slots."""
-        return self._cache.keys[layer], self._cache.values[layer]
+    @functools.cached_property
+    def _long_rows(self) -> tuple[SegmentedRows, Tensor] | None:
+        """With the packed places of their tokens."""
+        long = ~self._are_short
+        if not long.any():
+            return None
+        device, dtype = self.positions.device, self._cache.keys[0].dtype
+        rows = SegmentedRows([self._rows[i] for i in long.nonzero()[0]], self._first_token[long], dtype, device)
+        (places,) = long.repeat(self._query_lengths).nonzero()
+        return rows, torch.from_numpy(places).to(device)
+
+    def cached_arrays(self, layer: int) -> tuple[Floats, Floats]:
+        """The layer's keys and values of all slots, of a batch that is on the host."""
+        return self._cache.arrays[layer]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Writes the new keys and values to the cache and attends over it.
@@ -121,18 +129,33 @@ class RaggedBatch:
         Returns:
             `[T, heads, value_dim]`.
         """
-        keys, values = self.cached(layer)
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self.slot_of_token, :, self.positions] = key
         values[self.slot_of_token, :, self.positions] = value
-        return self.attend_cached(layer, query, scaling)
+        attended = query.new_empty(len(query), query.shape[1], values.shape[-1])
+        if self._short_rows is not None:
+            self.attend_to_short_rows(layer, as_array(query), scaling, as_array(attended))
+        if self.has_long_rows:
+            self.attend_to_long_rows(layer, query, scaling, attended)
+        return attended
 
-    def attend_cached(self, layer: int, query: Tensor, scaling: float) -> Tensor:
-        """As `attend`, where keys and values are in the cache already."""
-        keys, values = self.cached(layer)
-        outputs = [part.attend(query, keys, values, scaling) for part, _ in self._parts]
-        if len(outputs) == 1:
-            return outputs[0]
-        together = query.new_empty(len(query), query.shape[1], values.shape[-1])
-        for (_, tokens), output in zip(self._parts, outputs, strict=True):
-            together[tokens] = output
-        return together
+    def attend_to_short_rows(self, layer: int, query: Floats, scaling: float, attended: Floats) -> None:
+        """The part of `attend` that compiled loops do, where keys and values are in the cache already.
+
+        Args:
+            query: `[T, heads, key_dim]`.
+            attended: `[T, heads, value_dim]`, into which it is written.
+        """
+        if self._short_rows is not None:
+            self._short_rows.attend(query, *self._cache.arrays[layer], scaling, attended)
+
+    @property
+    def has_long_rows(self) -> bool:
+        """Whether there are rows that are attended to by torch."""
+        return self._long_rows is not None
+
+    def attend_to_long_rows(self, layer: int, query: Tensor, scaling: float, attended: Tensor) -> None:
+        """The other part of `attend`; the same for torch."""
+        if self._long_rows is not None:
+            rows, places = self._long_rows
+            attended[places] = rows.attend(query, self._cache.keys[layer], self._cache.values[layer], scaling)

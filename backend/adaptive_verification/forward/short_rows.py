@@ -13,43 +13,38 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from adaptive_verification.compiled import compiled
-from adaptive_verification.forward.host_floats import HOST_DTYPES, as_array, exponential, narrowed, widened
+from adaptive_verification.forward.host_floats import Floats, exponential, narrowed, widened
 from adaptive_verification.forward.row import Row
 
 MOST_TOKENS = 8
 """Rows with more tokens are attended to as fast by matrix products."""
-FEWEST_POSITIONS = 800
-"""Of all such rows together. With fewer, what is gained is lost again: while numba's threads work torch's fall asleep,
-and its next operation must wake them."""
+POSITIONS_OF_ONE_THREAD = 800
+"""Up to so many that all tokens together look back at, one thread does it: while numba's other threads work torch's
+fall asleep, and its next operation must wake them."""
 _FEWEST_PARTS = 8
 """With fewer rows times key-value heads, a group's query heads are divided among the threads, too."""
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _SIGNATURE = (
     "void({floats}[:,:,:], {floats}[:,:,:,::1], {floats}[:,:,:,::1], int64[::1], int64[::1], int64[::1], int64[::1],"
-    " int64[::1], float32, int64, {floats}[:,:,::1])"
+    " float32, int64, {floats}[:,:,::1])"
 )
 
 
-def short_rows(rows: Sequence[Row], dtype: torch.dtype, device: torch.device) -> NDArray[np.bool_]:
-    """Which rows `[rows]` of a batch are to be attended to here."""
-    if dtype not in HOST_DTYPES or device.type != "cpu":
-        return np.zeros(len(rows), dtype=bool)
+def short_rows(rows: Sequence[Row], dtype: torch.dtype) -> NDArray[np.bool_]:
+    """Which rows `[rows]` of a batch on the host are to be attended to here."""
     lengths = np.array([row.query_length for row in rows])
     contexts = np.array([row.context_length for row in rows])
     are_short = lengths <= MOST_TOKENS
     positions = (contexts + lengths)[are_short]
-    if positions.sum() < FEWEST_POSITIONS:
-        return np.zeros(len(rows), dtype=bool)
-    if dtype == torch.bfloat16:
+    if dtype == torch.bfloat16 and are_short.any():
         here = positions @ _cost_here(lengths[are_short])
         padded = positions.max() * len(positions) * _cost_in_segments(lengths[are_short].max())
         are_short &= here <= padded
@@ -75,68 +70,120 @@ class ShortRows:
         lengths = np.array([row.query_length for row in rows], dtype=np.int64)
         slots = np.array([row.slot for row in rows], dtype=np.int64)
         contexts = np.array([row.context_length for row in rows], dtype=np.int64)
-        self._rows = (slots, contexts, lengths, first_token, lengths.cumsum() - lengths)
-        self._num_tokens = int(lengths.sum())
+        self._rows = (slots, contexts, lengths, first_token)
+        self._by_one_thread = int((contexts + lengths) @ lengths) <= POSITIONS_OF_ONE_THREAD
         most_threads: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # made at run time
         numba.set_num_threads(min(torch.get_num_threads(), most_threads))
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """As `SegmentedRows.attend`."""
+    def attend(self, query: Floats, keys: Floats, values: Floats, scaling: float, output: Floats) -> None:
+        """Of these rows' tokens.
+
+        Args:
+            query: `[T, heads, key_dim]`, of the whole batch.
+            keys, values: `[slots, kv_heads, capacity, ...]`, one layer of the cache; these tokens' own are in it.
+            output: `[T, heads, value_dim]`, into which it is written, at the places that the tokens have in the batch.
+        """
         kv_heads = keys.shape[1]
         groups = query.shape[1] // kv_heads
-        heads_per_part = groups if len(self._rows[0]) * kv_heads >= _FEWEST_PARTS else 1
-        output = query.new_empty(self._num_tokens, query.shape[1], values.shape[-1])
-        arrays = [as_array(tensor) for tensor in (query, keys, values)]
-        attend = _attention(arrays[0].dtype.name, keys.shape[-1], values.shape[-1])
-        attend(*arrays, *self._rows, scaling, heads_per_part, as_array(output))
-        return output
+        are_enough = self._by_one_thread or len(self._rows[0]) * kv_heads >= _FEWEST_PARTS
+        loops = _loops(query.dtype.name, keys.shape[-1], values.shape[-1])
+        attend = loops.by_one_thread if self._by_one_thread else loops.by_several
+        attend(query, keys, values, *self._rows, scaling, groups if are_enough else 1, output)
+
+
+class _Loops(NamedTuple):
+    by_one_thread: Callable[..., None]
+    by_several: Callable[..., None]
 
 
 @functools.cache
-def _attention(floats: str, key_dim: int, value_dim: int) -> Callable[..., None]:
-    """The loop for heads of this size: one that knows the size when it is compiled is twice as fast."""
+def _loops(floats: str, key_dim: int, value_dim: int) -> _Loops:
+    """For heads of this size: a loop that knows the size when it is compiled is twice as fast.
 
-    def attend(
+    Two functions, as numba makes parallel loops of what looks serial where it compiles for several threads.
+    """
+
+    def by_one_thread(
         query: Any,
         keys: Any,
         values: Any,
         slots: Any,
         contexts: Any,
         lengths: Any,
-        first_queries: Any,
-        first_outputs: Any,
+        first_tokens: Any,
         scaling: Any,
         heads_per_part: Any,
         output: Any,
     ) -> None:
-        """Each part is a row and some query heads that share a key-value head: `m` queries in all, token by token."""
-        kv_heads = keys.shape[1]
-        groups = query.shape[1] // kv_heads
-        parts_per_head = groups // heads_per_part
-        for part in numba.prange(len(slots) * kv_heads * parts_per_head):
-            row = part // (kv_heads * parts_per_head)
-            kv_head = part // parts_per_head % kv_heads
-            first_head = kv_head * groups + part % parts_per_head * heads_per_part
-            total = contexts[row] + lengths[row]
-            num_queries = lengths[row] * heads_per_part
+        parts_per_row = query.shape[1] // heads_per_part
+        for part in range(len(slots) * parts_per_row):
+            row, head = part // parts_per_row, part % parts_per_row * heads_per_part
+            _attend_part(
+                query, keys, values, slots[row], contexts[row], lengths[row], first_tokens[row], scaling, head,
+                heads_per_part, output, key_dim, value_dim,
+            )  # fmt: skip
 
-            queries = np.empty((num_queries, key_dim), dtype=np.float32)
-            for i in range(num_queries):
-                head = query[first_queries[row] + i // heads_per_part, first_head + i % heads_per_part]
-                for d in range(key_dim):
-                    queries[i, d] = widened(head[d]) * scaling
-            weights = np.empty((num_queries, total), dtype=np.float32)
-            _score(queries, keys[slots[row], kv_head], weights, key_dim)
-            for i in range(num_queries):
-                softmax(weights[i], contexts[row] + i // heads_per_part + 1)
-            sums = np.zeros((num_queries, value_dim), dtype=np.float32)
-            _sum(weights, values[slots[row], kv_head], sums, value_dim)
-            for i in range(num_queries):
-                head = output[first_outputs[row] + i // heads_per_part, first_head + i % heads_per_part]
-                for d in range(value_dim):
-                    head[d] = narrowed(sums[i, d], output)
+    def by_several(
+        query: Any,
+        keys: Any,
+        values: Any,
+        slots: Any,
+        contexts: Any,
+        lengths: Any,
+        first_tokens: Any,
+        scaling: Any,
+        heads_per_part: Any,
+        output: Any,
+    ) -> None:
+        parts_per_row = query.shape[1] // heads_per_part
+        for part in numba.prange(len(slots) * parts_per_row):
+            row, head = part // parts_per_row, part % parts_per_row * heads_per_part
+            _attend_part(
+                query, keys, values, slots[row], contexts[row], lengths[row], first_tokens[row], scaling, head,
+                heads_per_part, output, key_dim, value_dim,
+            )  # fmt: skip
 
-    return compiled(signature=_SIGNATURE.format(floats=floats), parallel=True, fastmath=_FAST)(attend)
+    signature = _SIGNATURE.format(floats=floats)
+    return _Loops(
+        compiled(signature=signature, fastmath=_FAST)(by_one_thread),
+        compiled(signature=signature, fastmath=_FAST, parallel=True)(by_several),
+    )
+
+
+@compiled(fastmath=_FAST, inline="always")
+def _attend_part(
+    query: Any,
+    keys: Any,
+    values: Any,
+    slot: int,
+    context: int,
+    length: int,
+    first_token: int,
+    scaling: Any,
+    head: int,
+    heads: int,
+    output: Any,
+    key_dim: int,
+    value_dim: int,
+) -> None:
+    """A row's query heads `head` to `head + heads - 1`, which share a key-value head: `m` queries, token by token."""
+    kv_head = head // (query.shape[1] // keys.shape[1])
+    num_queries = length * heads
+    queries = np.empty((num_queries, key_dim), dtype=np.float32)
+    for i in range(num_queries):
+        one = query[first_token + i // heads, head + i % heads]
+        for d in range(key_dim):
+            queries[i, d] = widened(one[d]) * scaling
+    weights = np.empty((num_queries, context + length), dtype=np.float32)
+    _score(queries, keys[slot, kv_head], weights, key_dim)
+    for i in range(num_queries):
+        softmax(weights[i], context + i // heads + 1)
+    sums = np.zeros((num_queries, value_dim), dtype=np.float32)
+    _sum(weights, values[slot, kv_head], sums, value_dim)
+    for i in range(num_queries):
+        one = output[first_token + i // heads, head + i % heads]
+        for d in range(value_dim):
+            one[d] = narrowed(sums[i, d], output)
 
 
 @compiled(fastmath=_FAST, inline="always")

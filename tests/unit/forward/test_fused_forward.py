@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from adaptive_verification.errors import UnsupportedModel
-from adaptive_verification.forward import fused_forward, ragged_attention
+from adaptive_verification.forward import fused_forward, ragged_attention, short_rows
 from adaptive_verification.forward.fused_forward import FusedForward
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
 from adaptive_verification.forward.row import Row
@@ -50,7 +50,7 @@ ROWS = [[Row(0, 0, 9), Row(3, 0, 4)], [Row(3, 4, 1), Row(0, 9, 5), Row(1, 0, 3)]
 
 
 @pytest.fixture(
-    params=["by torch", "by loops", "by loops, looking back at much"],
+    params=["by torch", "by loops", "by loops of several threads"],
     autouse=True,
 )
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "by torch":  # as on a GPU
         for module in (ragged_attention, fused_forward):
             monkeypatch.setattr(module, "is_on_host", lambda tensor: False)
-    elif request.param == "by loops, looking back at much":
-        monkeypatch.setattr(ragged_attention, "FEWEST_POSITIONS", 0)
+    elif request.param == "by loops of several threads":
+        monkeypatch.setattr(short_rows, "POSITIONS_OF_ONE_THREAD", 0)
 
 
 def logits_and_states(

@@ -39,9 +39,10 @@ BATCHES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def few_positions_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptive_verification.forward.short_rows.FEWEST_POSITIONS", 1)
+@pytest.fixture(params=["one thread", "several threads"], autouse=True)
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0 if request.param == "several threads" else 10**6
+    monkeypatch.setattr("adaptive_verification.forward.short_rows.POSITIONS_OF_ONE_THREAD", most)
 
 
 def cache_and_inputs(
@@ -131,22 +132,25 @@ def test_a_short_rows_numbers_do_not_depend_on_the_other_rows(head_dim: int) -> 
         start += row.query_length
 
 
-def test_short_rows_with_little_to_read_are_taken_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_few_tokens_are_short() -> None:
     rows = [Row(0, 98, 2), Row(1, 300, 9), Row(2, 98, 2)]
-    for fewest, expected in ((200, [True, False, True]), (201, [False, False, False])):
-        monkeypatch.setattr("adaptive_verification.forward.short_rows.FEWEST_POSITIONS", fewest)
-        assert short_rows(rows, torch.float32, torch.device("cpu")).tolist() == expected
-    assert not short_rows(rows, torch.float16, torch.device("cpu")).any()
+    assert short_rows(rows, torch.float32).tolist() == [True, False, True]
+    assert not short_rows(rows[1:2], torch.bfloat16).any()
+
+
+@pytest.mark.parametrize(("dtype", "loops"), [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)])
+def test_all_rows_are_long_where_loops_cannot_read_the_numbers(dtype: torch.dtype, loops: bool) -> None:
+    cache = KVCache(1, 2, 1, 8, 4, 4, dtype, torch.device("cpu"))
+    assert RaggedBatch([Row(0, 1, 1)], cache).has_long_rows is not loops
 
 
 def test_in_bfloat16_rows_are_taken_for_long_where_they_are_of_one_length() -> None:
     """Matrix products are faster there, but not where most of them would be padding."""
-    cpu = torch.device("cpu")
     for lengths, expected in (([1], True), ([2], True), ([4], False), ([1, 2, 3, 4, 5], True)):
         rows = [Row(slot, 300, lengths[slot % len(lengths)]) for slot in range(20)]
-        assert short_rows(rows, torch.bfloat16, cpu).tolist() == [expected] * 20
-        assert short_rows(rows, torch.float32, cpu).all()
-    assert short_rows([Row(slot, 30 * slot, 4) for slot in range(20)], torch.bfloat16, cpu).all()
+        assert short_rows(rows, torch.bfloat16).tolist() == [expected] * 20
+        assert short_rows(rows, torch.float32).all()
+    assert short_rows([Row(slot, 30 * slot, 4) for slot in range(20)], torch.bfloat16).all()
 
 
 def test_what_is_no_number_stays_none() -> None:
