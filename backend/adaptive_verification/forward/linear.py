@@ -15,7 +15,6 @@ it is measured once, at load, on the model's own weights, which way is faster (p
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -25,6 +24,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from adaptive_verification.forward.placement import multiplies_in_tiles
 
 _TRANSPOSED_MOST_ROWS = 128
 """With more rows both ways keep the processor busy, and the plain one needs no copy."""
@@ -102,14 +103,9 @@ def padded_rows(num_rows: int, *, in_tiles: bool) -> int:
     return -(-num_rows // step) * step
 
 
-@functools.cache
-def _has_tiles() -> bool:
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
-
-
 def multiplied_rows(linear: nn.Linear, num_rows: int) -> int:
     """As how many rows the layer multiplies so many. Inputs that have as many already need not be copied."""
-    return padded_rows(num_rows, in_tiles=_has_tiles()) if type(linear) is _PackedLinear else num_rows
+    return padded_rows(num_rows, in_tiles=multiplies_in_tiles()) if type(linear) is _PackedLinear else num_rows
 
 
 def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:

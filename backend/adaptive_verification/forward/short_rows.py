@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from adaptive_verification.compiled import compiled
 from adaptive_verification.forward.host_floats import Floats, exponential, narrowed, widened
+from adaptive_verification.forward.placement import multiplies_in_tiles
 from adaptive_verification.forward.row import Row
 
 MOST_TOKENS = 8
@@ -44,7 +45,7 @@ def short_rows(rows: Sequence[Row], dtype: torch.dtype) -> NDArray[np.bool_]:
     contexts = np.array([row.context_length for row in rows])
     are_short = lengths <= MOST_TOKENS
     positions = (contexts + lengths)[are_short]
-    if dtype == torch.bfloat16 and are_short.any():
+    if dtype == torch.bfloat16 and multiplies_in_tiles() and are_short.any():
         here = positions @ _cost_here(lengths[are_short])
         padded = positions.max() * len(positions) * _cost_in_segments(lengths[are_short].max())
         are_short &= here <= padded
@@ -57,8 +58,8 @@ def _cost_here(query_length: Any) -> Any:
 
 
 def _cost_in_segments(query_length: Any) -> Any:
-    """The same of a segment, where matrix products are made of bfloat16: longer rows cost little there, but all are
-    padded to the longest, and to the longest context. In float32 both ways have the same multipliers."""
+    """The same of a segment, where products are made in tiles of bfloat16: longer rows cost little there, but all are
+    padded to the longest, and to the longest context. Elsewhere both ways have the same multipliers."""
     return 46 + 12 * query_length
 
 

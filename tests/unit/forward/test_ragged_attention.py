@@ -144,13 +144,18 @@ def test_all_rows_are_long_where_loops_cannot_read_the_numbers(dtype: torch.dtyp
     assert RaggedBatch([Row(0, 1, 1)], cache).has_long_rows is not loops
 
 
-def test_in_bfloat16_rows_are_taken_for_long_where_they_are_of_one_length() -> None:
+def test_in_tiles_of_bfloat16_rows_are_taken_for_long_where_they_are_of_one_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Matrix products are faster there, but not where most of them would be padding."""
+    monkeypatch.setattr("adaptive_verification.forward.short_rows.multiplies_in_tiles", lambda: True)
     for lengths, expected in (([1], True), ([2], True), ([4], False), ([1, 2, 3, 4, 5], True)):
         rows = [Row(slot, 300, lengths[slot % len(lengths)]) for slot in range(20)]
         assert short_rows(rows, torch.bfloat16).tolist() == [expected] * 20
         assert short_rows(rows, torch.float32).all()
     assert short_rows([Row(slot, 30 * slot, 4) for slot in range(20)], torch.bfloat16).all()
+    monkeypatch.setattr("adaptive_verification.forward.short_rows.multiplies_in_tiles", lambda: False)
+    assert short_rows([Row(slot, 300, 4) for slot in range(20)], torch.bfloat16).all()
 
 
 def test_what_is_no_number_stays_none() -> None:
