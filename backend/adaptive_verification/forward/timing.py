@@ -26,10 +26,11 @@ class SlotModel(Protocol):
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, ... and the largest itself.
+    """1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, ... and the largest itself; 1 and 2 if it is 1, as a curve has a slope.
 
     Products are made for multiples of powers of two, so the time rises behind one, not on the way to the next.
     """
+    largest = max(largest, 2)
     powers = [1 << i for i in range(largest.bit_length() + 1)]
     between = [3 * power // 2 for power in powers if power >= 8]
     behind = [power + 1 for power in powers if power >= 16]

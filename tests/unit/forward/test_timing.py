@@ -31,7 +31,7 @@ class NotingModel:
 
 @pytest.mark.parametrize(
     ("largest", "sizes"),
-    [(1, [1]), (3, [1, 2, 3]), (17, [1, 2, 4, 8, 12, 16, 17]), (50, [1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 50])],
+    [(1, [1, 2]), (3, [1, 2, 3]), (17, [1, 2, 4, 8, 12, 16, 17]), (50, [1, 2, 4, 8, 12, 16, 17, 24, 32, 33, 48, 50])],
 )
 def test_sizes_are_close_enough_to_show_steps(largest: int, sizes: list[int]) -> None:
     assert sizes_up_to(largest) == sizes
@@ -52,3 +52,9 @@ def test_contexts_are_timed_with_a_token_a_row_and_fit_the_cache(capacity: int, 
     model = NotingModel(num_slots=8, capacity=capacity)
     assert time_context(model).sizes == tuple(8 * tokens for tokens in contexts)
     assert sorted({row.context_length for rows, _ in model.forwards for row in rows}) == contexts
+
+
+def test_one_slot_is_enough_for_a_curve() -> None:
+    """`cache_slots` may be 1."""
+    curve = time_forward(NotingModel(num_slots=1, capacity=100), sizes_up_to(1), logits_everywhere=True)
+    assert curve.sizes == (1, 2)
