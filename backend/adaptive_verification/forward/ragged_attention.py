@@ -104,13 +104,15 @@ class RaggedBatch:
         return ShortRows([self._rows[i] for i in short.nonzero()[0]], self._first_token[short])
 
     @functools.cached_property
-    def _long_rows(self) -> tuple[SegmentedRows, Tensor] | None:
+    def _long_rows(self) -> tuple[SegmentedRows, Tensor | slice] | None:
         """With the packed places of their tokens."""
         long = ~self._are_short
         if not long.any():
             return None
         device, dtype = self.positions.device, self._cache.keys[0].dtype
         rows = SegmentedRows([self._rows[i] for i in long.nonzero()[0]], self._first_token[long], dtype, device)
+        if long.all():
+            return rows, slice(self.num_tokens)
         (places,) = long.repeat(self._query_lengths).nonzero()
         return rows, torch.from_numpy(places).to(device)
 
@@ -132,11 +134,11 @@ class RaggedBatch:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self.slot_of_token, :, self.positions] = key
         values[self.slot_of_token, :, self.positions] = value
+        if self._short_rows is None and self._long_rows is not None:
+            return self._long_rows[0].attend(query, keys, values, scaling)
         attended = query.new_empty(len(query), query.shape[1], values.shape[-1])
-        if self._short_rows is not None:
-            self.attend_to_short_rows(layer, as_array(query), scaling, as_array(attended))
-        if self.has_long_rows:
-            self.attend_to_long_rows(layer, query, scaling, attended)
+        self.attend_to_short_rows(layer, as_array(query), scaling, as_array(attended))
+        self.attend_to_long_rows(layer, query, scaling, attended)
         return attended
 
     def attend_to_short_rows(self, layer: int, query: Floats, scaling: float, attended: Floats) -> None:
