@@ -15,6 +15,7 @@ it is measured once, at load, on the model's own weights, which way is faster (p
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -85,6 +86,7 @@ class _PackedLinear(nn.Linear):
         return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
+@functools.cache
 def padded_rows(num_rows: int, *, in_tiles: bool) -> int:
     """As how many rows so many are multiplied: oneDNN makes a kernel for every number of rows that it meets, which
     takes some milliseconds a layer, and steps have many.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -35,7 +35,7 @@ _FEWEST_PARTS = 8
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _SIGNATURE = (
     "void({floats}[:,:,:], {floats}[:,:,:,::1], {floats}[:,:,:,::1], int64[::1], int64[::1], int64[::1], int64[::1],"
-    " float32, int64, {floats}[:,:,::1])"
+    " float32, {floats}[:,:,::1])"
 )
 
 
@@ -84,27 +84,15 @@ class ShortRows:
             keys, values: `[slots, kv_heads, capacity, ...]`, one layer of the cache; these tokens' own are in it.
             output: `[T, heads, value_dim]`, into which it is written, at the places that the tokens have in the batch.
         """
-        kv_heads = keys.shape[1]
-        groups = query.shape[1] // kv_heads
-        are_enough = self._by_one_thread or len(self._rows[0]) * kv_heads >= _FEWEST_PARTS
-        loops = _loops(query.dtype.name, keys.shape[-1], values.shape[-1])
-        attend = loops.by_one_thread if self._by_one_thread else loops.by_several
-        attend(query, keys, values, *self._rows, scaling, groups if are_enough else 1, output)
-
-
-class _Loops(NamedTuple):
-    by_one_thread: Callable[..., None]
-    by_several: Callable[..., None]
+        attend = _loop(query.dtype.name, keys.shape[-1], values.shape[-1], not self._by_one_thread)
+        attend(query, keys, values, *self._rows, scaling, output)
 
 
 @functools.cache
-def _loops(floats: str, key_dim: int, value_dim: int) -> _Loops:
-    """For heads of this size: a loop that knows the size when it is compiled is twice as fast.
+def _loop(floats: str, key_dim: int, value_dim: int, by_several: bool) -> Callable[..., None]:
+    """The loop for heads of this size: one that knows the size when it is compiled is twice as fast."""
 
-    Two functions, as numba makes parallel loops of what looks serial where it compiles for several threads.
-    """
-
-    def by_one_thread(
+    def attend(
         query: Any,
         keys: Any,
         values: Any,
@@ -113,29 +101,13 @@ def _loops(floats: str, key_dim: int, value_dim: int) -> _Loops:
         lengths: Any,
         first_tokens: Any,
         scaling: Any,
-        heads_per_part: Any,
         output: Any,
     ) -> None:
-        parts_per_row = query.shape[1] // heads_per_part
-        for part in range(len(slots) * parts_per_row):
-            row, head = part // parts_per_row, part % parts_per_row * heads_per_part
-            _attend_part(
-                query, keys, values, slots[row], contexts[row], lengths[row], first_tokens[row], scaling, head,
-                heads_per_part, output, key_dim, value_dim,
-            )  # fmt: skip
-
-    def by_several(
-        query: Any,
-        keys: Any,
-        values: Any,
-        slots: Any,
-        contexts: Any,
-        lengths: Any,
-        first_tokens: Any,
-        scaling: Any,
-        heads_per_part: Any,
-        output: Any,
-    ) -> None:
+        """Each part is a row and some query heads that share a key-value head."""
+        kv_heads = keys.shape[1]
+        # `by_several` must be read here: numba keeps what it compiled by what a function reads, not by its options
+        divided = by_several and len(slots) * kv_heads < _FEWEST_PARTS
+        heads_per_part = 1 if divided else query.shape[1] // kv_heads
         parts_per_row = query.shape[1] // heads_per_part
         for part in numba.prange(len(slots) * parts_per_row):
             row, head = part // parts_per_row, part % parts_per_row * heads_per_part
@@ -145,10 +117,7 @@ def _loops(floats: str, key_dim: int, value_dim: int) -> _Loops:
             )  # fmt: skip
 
     signature = _SIGNATURE.format(floats=floats)
-    return _Loops(
-        compiled(signature=signature, fastmath=_FAST)(by_one_thread),
-        compiled(signature=signature, fastmath=_FAST, parallel=True)(by_several),
-    )
+    return compiled(signature=signature, parallel=by_several, fastmath=_FAST)(attend)
 
 
 @compiled(fastmath=_FAST, inline="always")

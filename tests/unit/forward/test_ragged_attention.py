@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adaptive_verification.forward import short_rows as short_rows_module
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.segments import plan_segments
@@ -42,7 +44,7 @@ BATCHES = {
 @pytest.fixture(params=["one thread", "several threads"], autouse=True)
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0 if request.param == "several threads" else 10**6
-    monkeypatch.setattr("adaptive_verification.forward.short_rows.POSITIONS_OF_ONE_THREAD", most)
+    monkeypatch.setattr(short_rows_module, "POSITIONS_OF_ONE_THREAD", most)
 
 
 def cache_and_inputs(
@@ -138,6 +140,22 @@ def test_rows_of_few_tokens_are_short() -> None:
     assert not short_rows(rows[1:2], torch.bfloat16).any()
 
 
+def test_several_threads_attend_where_there_is_much_to_look_back_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted for each token of a row."""
+    monkeypatch.setattr(short_rows_module, "POSITIONS_OF_ONE_THREAD", 200)
+    by_several: list[bool] = []
+
+    def loop(floats: str, key_dim: int, value_dim: int, of_several: bool) -> Callable[..., None]:
+        by_several.append(of_several)
+        return lambda *arrays: None
+
+    monkeypatch.setattr(short_rows_module, "_loop", loop)
+    for row in (Row(0, 199, 1), Row(0, 200, 1), Row(0, 98, 2), Row(0, 99, 2)):
+        cache, query, key, value = cache_and_inputs([row])
+        RaggedBatch([row], cache).attend(0, query, key, value, SCALING)
+    assert by_several == [False, True, False, True]
+
+
 @pytest.mark.parametrize(("dtype", "loops"), [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)])
 def test_all_rows_are_long_where_loops_cannot_read_the_numbers(dtype: torch.dtype, loops: bool) -> None:
     cache = KVCache(1, 2, 1, 8, 4, 4, dtype, torch.device("cpu"))
@@ -148,13 +166,13 @@ def test_in_tiles_of_bfloat16_rows_are_taken_for_long_where_they_are_of_one_leng
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Matrix products are faster there, but not where most of them would be padding."""
-    monkeypatch.setattr("adaptive_verification.forward.short_rows.multiplies_in_tiles", lambda: True)
+    monkeypatch.setattr(short_rows_module, "multiplies_in_tiles", lambda: True)
     for lengths, expected in (([1], True), ([2], True), ([4], False), ([1, 2, 3, 4, 5], True)):
         rows = [Row(slot, 300, lengths[slot % len(lengths)]) for slot in range(20)]
         assert short_rows(rows, torch.bfloat16).tolist() == [expected] * 20
         assert short_rows(rows, torch.float32).all()
     assert short_rows([Row(slot, 30 * slot, 4) for slot in range(20)], torch.bfloat16).all()
-    monkeypatch.setattr("adaptive_verification.forward.short_rows.multiplies_in_tiles", lambda: False)
+    monkeypatch.setattr(short_rows_module, "multiplies_in_tiles", lambda: False)
     assert short_rows([Row(slot, 300, 4) for slot in range(20)], torch.bfloat16).all()
 
 
