@@ -101,39 +101,39 @@ def rotate_and_cache(
     positions: NDArray[np.int64],
     keys: NDArray[Any],
     values: NDArray[Any],
+    query: NDArray[Any],
 ) -> None:
-    """Rotates queries and keys in place, and writes keys and values to the cache.
+    """Rotates queries and keys, and writes keys and values to the cache.
 
     Args:
         qkv: `[T, query heads + 2 kv heads, head_dim / 2]` words of a rotary pair each.
         cosines, sines, slots, positions: see `Places`.
         keys, values: `[slots, kv heads, capacity, head_dim / 2]` words likewise.
+        query: `[T, query heads, head_dim / 2]` words, written.
     """
     if len(qkv) <= MOST_TOKENS_OF_ONE_THREAD:
         for token in range(len(qkv)):
-            _rotate(qkv[token], cosines[token], sines[token], keys.shape[1])
-            _cache(qkv[token], slots[token], positions[token], keys, values)
+            _place(qkv[token], cosines[token], sines[token], slots[token], positions[token], keys, values, query[token])
     else:
         for token in numba.prange(len(qkv)):
-            _rotate(qkv[token], cosines[token], sines[token], keys.shape[1])
-            _cache(qkv[token], slots[token], positions[token], keys, values)
+            _place(qkv[token], cosines[token], sines[token], slots[token], positions[token], keys, values, query[token])
 
 
 @compiled(fastmath=_FAST)
-def _rotate(heads: Any, cosines: Any, sines: Any, kv_heads: int) -> None:
-    for head in range(len(heads) - kv_heads):
-        for i in range(len(cosines)):
-            real, imaginary = pair(heads[head, i])
-            turned_real = real * cosines[i] - imaginary * sines[i]
-            turned_imaginary = real * sines[i] + imaginary * cosines[i]
-            heads[head, i] = word(turned_real, turned_imaginary, heads)
-
-
-@compiled
-def _cache(heads: Any, slot: int, position: int, keys: Any, values: Any) -> None:
-    kv_heads, size = keys.shape[1], keys.shape[3]
-    first_key, first_value = len(heads) - 2 * kv_heads, len(heads) - kv_heads
+def _place(qkv: Any, cosines: Any, sines: Any, slot: int, position: int, keys: Any, values: Any, query: Any) -> None:
+    query_heads, kv_heads = len(query), keys.shape[1]
+    for head in range(query_heads):
+        _rotate(qkv[head], cosines, sines, query[head])
     for head in range(kv_heads):
-        for i in range(size):
-            keys[slot, head, position, i] = heads[first_key + head, i]
-            values[slot, head, position, i] = heads[first_value + head, i]
+        _rotate(qkv[query_heads + head], cosines, sines, keys[slot, head, position])
+        for i in range(values.shape[3]):
+            values[slot, head, position, i] = qkv[query_heads + kv_heads + head, i]
+
+
+@compiled(fastmath=_FAST)
+def _rotate(head: Any, cosines: Any, sines: Any, rotated: Any) -> None:
+    for i in range(len(cosines)):
+        real, imaginary = pair(head[i])
+        turned_real = real * cosines[i] - imaginary * sines[i]
+        turned_imaginary = real * sines[i] + imaginary * cosines[i]
+        rotated[i] = word(turned_real, turned_imaginary, rotated)

@@ -11,11 +11,14 @@ Knows the architectures it can take over; every other model runs as it is, see `
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import (
     LlamaForCausalLM,
@@ -27,10 +30,11 @@ from transformers import (
     Qwen2Model,
 )
 
-from adaptive_verification.forward import between_products
+from adaptive_verification.forward import between_products, layer_loops
+from adaptive_verification.forward.called_products import Handle
 from adaptive_verification.forward.hidden_states import refuse_missing_layers
 from adaptive_verification.forward.host_floats import Floats, as_array, as_pairs, is_on_host
-from adaptive_verification.forward.linear import multiplied_rows
+from adaptive_verification.forward.linear import called_weights, multiplied_rows
 from adaptive_verification.forward.ragged_attention import RaggedBatch
 from adaptive_verification.forward.transformers_forward import Attention
 
@@ -107,15 +111,38 @@ class _HostForward:
         )
         self.num_tokens = len(hidden)
         self._num_rows, self._dtype = num_rows, dtype
-        self._rooms: dict[str, tuple[Tensor, Floats]] = {}
+        self._rooms: dict[str, _Room] = {}
 
-    def room(self, name: str, *shape: int) -> tuple[Tensor, Floats]:
-        """Memory for a product's input, twice the same: with all rows for torch, and with the tokens' for the loops."""
+    def room(self, name: str, *shape: int) -> _Room:
+        """Memory of that name, the same in every layer; `shape`: of each row."""
         room = self._rooms.get(name)
         if room is None:
             tensor = torch.zeros(self._num_rows, *shape, dtype=self._dtype)
-            room = self._rooms[name] = tensor, as_array(tensor)[: self.num_tokens]
+            room = self._rooms[name] = _Room(tensor, self.num_tokens)
         return room
+
+
+class _Room:
+    """Memory for a product's input or for queries.
+
+    Attributes:
+        tensor: with all rows of the product.
+        array: with the tokens', for loops.
+    """
+
+    def __init__(self, tensor: Tensor, num_tokens: int) -> None:
+        self.tensor = tensor
+        self.array = as_array(tensor)[:num_tokens]
+
+    @functools.cached_property
+    def words(self) -> NDArray[Any]:
+        """`array`, as words of two neighbours."""
+        return as_pairs(self.array)
+
+    @functools.cached_property
+    def handle(self) -> Handle:
+        """`tensor`, row by row, for products called by loops."""
+        return Handle(self.tensor.flatten(1))
 
 
 class _FusedLayer(nn.Module):
@@ -157,27 +184,93 @@ class _FusedLayer(nn.Module):
         hidden += self.down.forward(F.silu(gate).mul_(up))
 
     def forward_on_host(self, forward: _HostForward) -> None:
-        """As `forward`, by compiled loops."""
-        batch, places, num_tokens, heads = forward.batch, forward.places, forward.num_tokens, self._query_heads
-        keys, values = batch.cached_arrays(self._number)
-        normed, normed_array = forward.room("normed", self.attention_norm.size)
-        self.attention_norm.write(forward.hidden, normed_array)
-        projected = self.qkv.forward(normed)
-        qkv = as_array(projected)[:num_tokens].reshape(num_tokens, -1, self._head_dim)
-        between_products.rotate_and_cache(as_pairs(qkv), *places, as_pairs(keys), as_pairs(values))
-        attended, attended_array = forward.room("attended", heads, self._head_dim)
-        batch.attend_to_short_rows(self._number, qkv[:, :heads], self._scaling, attended_array)
+        """As `forward`, by compiled loops; these call the products themselves where they can."""
+        query = forward.room("query", self._query_heads, self._head_dim)
+        attended = forward.room("attended", self._query_heads, self._head_dim)
+        called = self._called
+        if called is None:
+            self._project(forward, query)
+            self._attend(forward, query, attended)
+            self._update(forward, attended)
+        else:
+            called.project(forward, forward.batch.cached_words(self._number), query)
+            self._attend(forward, query, attended)
+            called.update(forward, attended)
+
+    @functools.cached_property
+    def _called(self) -> _CalledLayer | None:
+        """None where loops cannot call the products."""
+        linears = (self.qkv, self.output, self.gate_and_up, self.down)
+        qkv, output, gate_and_up, down = (called_weights(linear) for linear in linears)
+        if qkv is None or output is None or gate_and_up is None or down is None:
+            return None
+        return _CalledLayer(self.attention_norm, qkv, output, self.mlp_norm, gate_and_up, down, self.down.in_features)
+
+    def _project(self, forward: _HostForward, query: _Room) -> None:
+        """From hidden states to queries; keys and values go to the cache."""
+        normed = forward.room("normed", self.attention_norm.size)
+        self.attention_norm.write(forward.hidden, normed.array)
+        num_tokens, places = forward.num_tokens, forward.places
+        qkv = as_array(self.qkv.forward(normed.tensor))[:num_tokens].reshape(num_tokens, -1, self._head_dim)
+        words = forward.batch.cached_words(self._number)
+        between_products.rotate_and_cache(as_pairs(qkv), *places, *words, query.words)
+
+    def _attend(self, forward: _HostForward, query: _Room, attended: _Room) -> None:
+        batch = forward.batch
+        batch.attend_to_short_rows(self._number, query.array, self._scaling, attended.array)
         if batch.has_long_rows:
-            query = projected[:num_tokens].view(num_tokens, -1, self._head_dim)[:, :heads]
-            batch.attend_to_long_rows(self._number, query, self._scaling, attended)
-        update = self.output.forward(attended.flatten(1))
+            batch.attend_to_long_rows(self._number, query.tensor, self._scaling, attended.tensor)
+
+    def _update(self, forward: _HostForward, attended: _Room) -> None:
+        """Adds the layer's two updates to the hidden states."""
+        num_tokens = forward.num_tokens
+        update = self.output.forward(attended.tensor.flatten(1))
         between_products.add(forward.hidden, as_array(update)[:num_tokens])
 
-        self.mlp_norm.write(forward.hidden, normed_array)
-        gate_and_up = as_array(self.gate_and_up.forward(normed))[:num_tokens]
-        activated, activated_array = forward.room("activated", gate_and_up.shape[1] // 2)
-        between_products.activate(gate_and_up, activated_array)
-        between_products.add(forward.hidden, as_array(self.down.forward(activated))[:num_tokens])
+        normed = forward.room("normed", self.mlp_norm.size)
+        self.mlp_norm.write(forward.hidden, normed.array)
+        gate_and_up = as_array(self.gate_and_up.forward(normed.tensor))[:num_tokens]
+        activated = forward.room("activated", self.down.in_features)
+        between_products.activate(gate_and_up, activated.array)
+        between_products.add(forward.hidden, as_array(self.down.forward(activated.tensor))[:num_tokens])
+
+
+class _CalledLayer:
+    """What a layer's loops need where they call its products: looked up once, not in every step."""
+
+    def __init__(
+        self,
+        attention_norm: _Norm,
+        qkv: NDArray[np.intp],
+        output: NDArray[np.intp],
+        mlp_norm: _Norm,
+        gate_and_up: NDArray[np.intp],
+        down: NDArray[np.intp],
+        inner_size: int,
+    ) -> None:
+        """Takes weights as of `called_products.PackedWeights`; `inner_size` is the feed-forward block's."""
+        self._attention_norm, self._mlp_norm = attention_norm.on_host, mlp_norm.on_host
+        self._hidden_size, self._inner_size = attention_norm.size, inner_size
+        self._qkv, self._output, self._gate_and_up, self._down = qkv, output, gate_and_up, down
+
+    def project(self, forward: _HostForward, words: tuple[NDArray[Any], NDArray[Any]], query: _Room) -> None:
+        """As `_FusedLayer._project`; `words` are the layer's keys and values."""
+        normed = forward.room("normed", self._hidden_size)
+        norm, epsilon = self._attention_norm
+        layer_loops.project(
+            forward.hidden, norm, epsilon, normed.array, normed.handle.address, self._qkv, *forward.places, *words,
+            query.words,
+        )  # fmt: skip
+
+    def update(self, forward: _HostForward, attended: _Room) -> None:
+        """As `_FusedLayer._update`."""
+        normed = forward.room("normed", self._hidden_size)
+        activated = forward.room("activated", self._inner_size)
+        norm, epsilon = self._mlp_norm
+        layer_loops.update(
+            forward.hidden, attended.handle.address, self._output, norm, epsilon, normed.array, normed.handle.address,
+            self._gate_and_up, activated.array, activated.handle.address, self._down,
+        )  # fmt: skip
 
 
 class _Norm(nn.Module):
@@ -188,11 +281,11 @@ class _Norm(nn.Module):
         self.weight = norm.weight
         self.size: int = norm.weight.numel()
         self._epsilon: float = norm.variance_epsilon
-        self._on_host = as_array(norm.weight) if is_on_host(norm.weight) else None
+        self._array = as_array(norm.weight) if is_on_host(norm.weight) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, hidden]` -> `[T, hidden]` in the weight's type."""
-        if self._on_host is None:
+        if self._array is None:
             return torch.rms_norm(x, (self.size,), self.weight, self._epsilon)
         normalized = torch.empty(x.shape, dtype=self.weight.dtype)
         self.write(as_array(x.float()), as_array(normalized))
@@ -200,8 +293,13 @@ class _Norm(nn.Module):
 
     def write(self, x: Floats, normalized: Floats) -> None:
         """On a CPU: float32 `[T, hidden]` into `[T, hidden]`."""
-        assert self._on_host is not None
-        between_products.normalize(x, self._on_host, self._epsilon, normalized)
+        between_products.normalize(x, *self.on_host, normalized)
+
+    @property
+    def on_host(self) -> tuple[Floats, float]:
+        """Weight and epsilon for loops, on a CPU."""
+        assert self._array is not None
+        return self._array, self._epsilon
 
 
 def _rotary_pairs_together(num_heads: int, head_dim: int) -> Tensor:

@@ -22,10 +22,14 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from adaptive_verification.forward import called_products
+from adaptive_verification.forward.called_products import PackedWeights
 from adaptive_verification.forward.placement import multiplies_in_tiles
 
 _TRANSPOSED_MOST_ROWS = 128
@@ -75,6 +79,8 @@ class _PackedLinear(nn.Linear):
     """Has weights in oneDNN's order instead of `weight`."""
 
     packed: Tensor
+    called: PackedWeights | None
+    """The same for compiled loops, where these can call the product and read its type."""
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
         rows = x.reshape(-1, x.shape[-1])
@@ -108,6 +114,11 @@ def padded_rows(num_rows: int, *, in_tiles: bool) -> int:
 def multiplied_rows(linear: nn.Linear, num_rows: int) -> int:
     """As how many rows the layer multiplies so many. Inputs that have as many already need not be copied."""
     return padded_rows(num_rows, in_tiles=multiplies_in_tiles()) if type(linear) is _PackedLinear else num_rows
+
+
+def called_weights(linear: nn.Linear) -> NDArray[np.intp] | None:
+    """The layer's weights for `called_products.multiply`; None where compiled loops cannot call its product."""
+    return linear.called.addresses if type(linear) is _PackedLinear and linear.called is not None else None
 
 
 def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -144,6 +155,9 @@ def use_fastest_linear(model: nn.Module) -> str:
             del module.weight
             module.__class__ = _PackedLinear
             module.packed = packed
+            can_be_called = packed.dtype == torch.bfloat16 and called_products.are_callable()
+            called = PackedWeights(packed, module.bias) if can_be_called else None
+            module.called = called  # type: ignore[assignment]  # as above
     return way
 
 
@@ -152,7 +166,8 @@ def _packed(weight: Tensor) -> Tensor:
     return packed
 
 
-def _can_pack(weight: Tensor) -> bool:
+def can_pack(weight: Tensor) -> bool:
+    """Whether such weights, `[out, in]`, can be multiplied in the packed way, and natively."""
     if weight.dtype != torch.bfloat16:
         return False
     try:
@@ -200,7 +215,7 @@ def fastest_way(linears: list[nn.Linear]) -> str:
     """
     largest = sorted(linears, key=lambda module: -module.weight.numel())[:_PROBED_WEIGHTS]
     weights = [module.weight.detach() for module in largest]
-    if _can_pack(weights[0]):
+    if can_pack(weights[0]):
         return "packed"
     ways: dict[str, tuple[_Product, list[Any]]] = {
         "plain": (F.linear, weights),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive_verification.forward.host_floats import Floats, as_array, is_on_host
+from adaptive_verification.forward.host_floats import Floats, as_array, as_pairs, is_on_host
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.segments import SegmentedRows
 from adaptive_verification.forward.short_rows import ShortRows, short_rows
@@ -46,6 +47,11 @@ class KVCache:
             [(as_array(keys), as_array(values)) for keys, values in layers] if is_on_host(self.keys[0]) else []
         )
         """The same memory for compiled loops, where these can work on it: they look at it in every layer."""
+
+    @functools.cached_property
+    def words(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """`arrays` as words of two neighbours (`host_floats.as_pairs`), for heads of even sizes."""
+        return [(as_pairs(keys), as_pairs(values)) for keys, values in self.arrays]
 
     def copy_prefix(self, from_slot: int, to_slot: int, start: int, end: int) -> None:
         """Positions `start` to `end` of one slot, into another."""
@@ -116,9 +122,9 @@ class RaggedBatch:
         (places,) = long.repeat(self._query_lengths).nonzero()
         return rows, torch.from_numpy(places).to(device)
 
-    def cached_arrays(self, layer: int) -> tuple[Floats, Floats]:
-        """The layer's keys and values of all slots, of a batch that is on the host."""
-        return self._cache.arrays[layer]
+    def cached_words(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The layer's keys and values of all slots as words (`KVCache.words`), of a batch that is on the host."""
+        return self._cache.words[layer]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Writes the new keys and values to the cache and attends over it.

@@ -84,12 +84,12 @@ class ShortRows:
             keys, values: `[slots, kv_heads, capacity, ...]`, one layer of the cache; these tokens' own are in it.
             output: `[T, heads, value_dim]`, into which it is written, at the places that the tokens have in the batch.
         """
-        attend = _loop(query.dtype.name, keys.shape[-1], values.shape[-1], not self._by_one_thread)
+        attend = _loop(query.dtype, keys.shape[-1], values.shape[-1], not self._by_one_thread)
         attend(query, keys, values, *self._rows, scaling, output)
 
 
 @functools.cache
-def _loop(floats: str, key_dim: int, value_dim: int, by_several: bool) -> Callable[..., None]:
+def _loop(dtype: np.dtype[Any], key_dim: int, value_dim: int, by_several: bool) -> Callable[..., None]:
     """The loop for heads of this size: one that knows the size when it is compiled is twice as fast."""
 
     def attend(
@@ -116,7 +116,7 @@ def _loop(floats: str, key_dim: int, value_dim: int, by_several: bool) -> Callab
                 heads_per_part, output, key_dim, value_dim,
             )  # fmt: skip
 
-    signature = _SIGNATURE.format(floats=floats)
+    signature = _SIGNATURE.format(floats=dtype.name)
     return compiled(signature=signature, parallel=by_several, fastmath=_FAST)(attend)
 
 

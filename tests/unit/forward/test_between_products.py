@@ -75,11 +75,11 @@ def test_queries_and_keys_are_rotated_and_keys_and_values_are_cached(
     expected_keys[slots, :, positions] = rotated[:, query_heads : query_heads + kv_heads]
     expected_values[slots, :, positions] = qkv[:, query_heads + kv_heads :]
 
-    own_qkv, places = qkv.clone(), (slots.numpy(), positions.numpy())
+    query, places = torch.empty(num_tokens, query_heads, HEAD_DIM, dtype=dtype), (slots.numpy(), positions.numpy())
     turn = angle.cos().numpy(), angle.sin().numpy()
-    qkv_pairs, key_pairs, value_pairs = (as_pairs(as_array(tensor)) for tensor in (own_qkv, keys, values))
-    between_products.rotate_and_cache(qkv_pairs, *turn, *places, key_pairs, value_pairs)
-    _assert_close(own_qkv[:, : query_heads + kv_heads], rotated[:, : query_heads + kv_heads])
+    qkv_pairs, *written = (as_pairs(as_array(tensor)) for tensor in (qkv, keys, values, query))
+    between_products.rotate_and_cache(qkv_pairs, *turn, *places, *written)
+    _assert_close(query, rotated[:, :query_heads])
     _assert_close(keys, expected_keys)
     assert torch.equal(values, expected_values)
 

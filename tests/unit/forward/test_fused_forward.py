@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from adaptive_verification.errors import UnsupportedModel
-from adaptive_verification.forward import fused_forward, ragged_attention, short_rows
+from adaptive_verification.forward import called_products, fused_forward, layer_loops, ragged_attention, short_rows
 from adaptive_verification.forward.fused_forward import FusedForward
+from adaptive_verification.forward.linear import can_pack, use_fastest_linear
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.transformers_forward import TransformersForward, attention_dimensions
@@ -53,13 +54,14 @@ ROWS = [[Row(0, 0, 9), Row(3, 0, 4)], [Row(3, 4, 1), Row(0, 9, 5), Row(1, 0, 3)]
     params=["by torch", "by loops", "by loops of several threads"],
     autouse=True,
 )
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The ways of computing a layer on a CPU."""
     if request.param == "by torch":  # as on a GPU
         for module in (ragged_attention, fused_forward):
             monkeypatch.setattr(module, "is_on_host", lambda tensor: False)
     elif request.param == "by loops of several threads":
         monkeypatch.setattr(short_rows, "POSITIONS_OF_ONE_THREAD", 0)
+    return str(request.param)
 
 
 def logits_and_states(
@@ -137,6 +139,36 @@ def test_rows_of_nobody_in_the_products_change_nothing(dtype: torch.dtype, monke
     for own, other in zip(plain, padded, strict=True):
         assert own.shape == other.shape
         assert (own - other).abs().max() <= (2e-5 if dtype == torch.float32 else 0.12) * own.float().std()
+
+
+@pytest.mark.skipif(not can_pack(torch.ones(1, 1).bfloat16()), reason="the processor multiplies no bfloat16")
+@pytest.mark.parametrize("name", FUSED)
+def test_loops_that_call_the_products_give_the_bits_of_calls_one_by_one(
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called_products.are_callable()
+    model = with_biases_and_norms(FUSED[name], torch.bfloat16)
+    num_calls = {"project": 0, "update": 0}
+
+    def counted(part: str, loop: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            num_calls[part] += 1
+            loop(*arguments)
+
+        return call
+
+    for part in num_calls:
+        monkeypatch.setattr(layer_loops, part, counted(part, getattr(layer_loops, part)))
+    results = []
+    for are_callable in (False, True):
+        monkeypatch.setattr(called_products, "are_callable", lambda are_callable=are_callable: are_callable)
+        fused = FusedForward(model, (1, 3))
+        assert use_fastest_linear(fused.module) == "packed"
+        results.append(logits_and_states(fused, cache_for(fused, 3, torch.bfloat16), None))
+        of_loops = 3 * len(ROWS) if are_callable and way != "by torch" else 0
+        assert num_calls == {"project": of_loops, "update": of_loops}
+    for one_by_one, by_loops in zip(*results, strict=True):
+        assert torch.equal(one_by_one, by_loops)
 
 
 def test_the_model_that_gave_the_weights_is_left_as_it_was() -> None:
