@@ -2,7 +2,7 @@
 
 Called from Python a product has 19 us beside its arithmetic, called from a compiled loop 11; and a loop that calls it
 itself has no Python before and after it. torch has a C interface for programs that it compiled ahead of time
-(AOTInductor), which takes tensors by handles; only four of its functions are used here.
+(AOTInductor), which takes tensors by handles; three of its functions are used here.
 
 Compiled loops come here by the functions' names, which are looked up when a loop is loaded: call `are_callable` before.
 """
