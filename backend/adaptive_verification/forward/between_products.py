@@ -5,7 +5,7 @@ and data have left the caches since the last layer, and in bfloat16 most convert
 layers add to stays in float32 here, whatever the model's type.
 
 A handful of tokens is left to one thread: it is done before a second one is awake, and torch's threads stay awake for
-the products. Knows arrays, nothing of models; attention is done by `short_rows` and `segments`.
+the products. Knows arrays, nothing of models; attention is done by `looped_rows` and `segments`.
 """
 
 from __future__ import annotations

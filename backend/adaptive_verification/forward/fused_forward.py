@@ -217,9 +217,9 @@ class _FusedLayer(nn.Module):
 
     def _attend(self, forward: _HostForward, query: _Room, attended: _Room) -> None:
         batch = forward.batch
-        batch.attend_to_short_rows(self._number, query.array, self._scaling, attended.array)
-        if batch.has_long_rows:
-            batch.attend_to_long_rows(self._number, query.tensor, self._scaling, attended.tensor)
+        batch.attend_in_loops(self._number, query.array, self._scaling, attended.array)
+        if batch.has_segmented_rows:
+            batch.attend_in_segments(self._number, query.tensor, self._scaling, attended.tensor)
 
     def _update(self, forward: _HostForward, attended: _Room) -> None:
         """Adds the layer's two updates to the hidden states."""

@@ -1,7 +1,7 @@
 """Attention over packed tokens of many sequences, straight from a slot cache.
 
-The packed tokens `[T]` of a batch are those of its rows, end to end. On a CPU, many rows of few tokens are attended to
-by `short_rows`; all others by `segments`. This module knows nothing of transformers: `transformers_forward` registers
+The packed tokens `[T]` of a batch are those of its rows, end to end. On a CPU, most rows are attended to by
+`looped_rows`; all others by `segments`. This module knows nothing of transformers: `transformers_forward` registers
 it there.
 """
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive_verification.forward.host_floats import Floats, as_array, as_pairs, is_on_host
+from adaptive_verification.forward.looped_rows import LoopedRows, are_looped
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.segments import SegmentedRows
-from adaptive_verification.forward.short_rows import ShortRows, short_rows
 
 
 class KVCache:
@@ -96,30 +96,31 @@ class RaggedBatch:
         return is_on_host(self._cache.keys[0])
 
     @functools.cached_property
-    def _are_short(self) -> NDArray[np.bool_]:
+    def _are_looped(self) -> NDArray[np.bool_]:
         """`[rows]`: by whom they are attended to."""
         if not self.is_on_host:
             return np.zeros(len(self._rows), dtype=bool)
-        return short_rows(self._rows, self._cache.keys[0].dtype)
+        return are_looped(self._rows, self._cache.keys[0].dtype)
 
     @functools.cached_property
-    def _short_rows(self) -> ShortRows | None:
-        short = self._are_short
-        if not short.any():
+    def _looped_rows(self) -> LoopedRows | None:
+        looped = self._are_looped
+        if not looped.any():
             return None
-        return ShortRows([self._rows[i] for i in short.nonzero()[0]], self._first_token[short])
+        return LoopedRows([self._rows[i] for i in looped.nonzero()[0]], self._first_token[looped])
 
     @functools.cached_property
-    def _long_rows(self) -> tuple[SegmentedRows, Tensor | slice] | None:
+    def _segmented_rows(self) -> tuple[SegmentedRows, Tensor | slice] | None:
         """With the packed places of their tokens."""
-        long = ~self._are_short
-        if not long.any():
+        segmented = ~self._are_looped
+        if not segmented.any():
             return None
         device, dtype = self.positions.device, self._cache.keys[0].dtype
-        rows = SegmentedRows([self._rows[i] for i in long.nonzero()[0]], self._first_token[long], dtype, device)
-        if long.all():
+        own = [self._rows[i] for i in segmented.nonzero()[0]]
+        rows = SegmentedRows(own, self._first_token[segmented], dtype, device)
+        if segmented.all():
             return rows, slice(self.num_tokens)
-        (places,) = long.repeat(self._query_lengths).nonzero()
+        (places,) = segmented.repeat(self._query_lengths).nonzero()
         return rows, torch.from_numpy(places).to(device)
 
     def cached_words(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -140,30 +141,30 @@ class RaggedBatch:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self.slot_of_token, :, self.positions] = key
         values[self.slot_of_token, :, self.positions] = value
-        if self._short_rows is None and self._long_rows is not None:
-            return self._long_rows[0].attend(query, keys, values, scaling)
+        if self._looped_rows is None and self._segmented_rows is not None:
+            return self._segmented_rows[0].attend(query, keys, values, scaling)
         attended = query.new_empty(len(query), query.shape[1], values.shape[-1])
-        self.attend_to_short_rows(layer, as_array(query), scaling, as_array(attended))
-        self.attend_to_long_rows(layer, query, scaling, attended)
+        self.attend_in_loops(layer, as_array(query), scaling, as_array(attended))
+        self.attend_in_segments(layer, query, scaling, attended)
         return attended
 
-    def attend_to_short_rows(self, layer: int, query: Floats, scaling: float, attended: Floats) -> None:
+    def attend_in_loops(self, layer: int, query: Floats, scaling: float, attended: Floats) -> None:
         """The part of `attend` that compiled loops do, where keys and values are in the cache already.
 
         Args:
             query: `[T, heads, key_dim]`.
             attended: `[T, heads, value_dim]`, into which it is written.
         """
-        if self._short_rows is not None:
-            self._short_rows.attend(query, *self._cache.arrays[layer], scaling, attended)
+        if self._looped_rows is not None:
+            self._looped_rows.attend(query, *self._cache.arrays[layer], scaling, attended)
 
     @property
-    def has_long_rows(self) -> bool:
+    def has_segmented_rows(self) -> bool:
         """Whether there are rows that are attended to by torch."""
-        return self._long_rows is not None
+        return self._segmented_rows is not None
 
-    def attend_to_long_rows(self, layer: int, query: Tensor, scaling: float, attended: Tensor) -> None:
+    def attend_in_segments(self, layer: int, query: Tensor, scaling: float, attended: Tensor) -> None:
         """The other part of `attend`; the same for torch."""
-        if self._long_rows is not None:
-            rows, places = self._long_rows
+        if self._segmented_rows is not None:
+            rows, places = self._segmented_rows
             attended[places] = rows.attend(query, self._cache.keys[layer], self._cache.values[layer], scaling)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from adaptive_verification.errors import UnsupportedModel
-from adaptive_verification.forward import called_products, fused_forward, layer_loops, ragged_attention, short_rows
+from adaptive_verification.forward import called_products, fused_forward, layer_loops, looped_rows, ragged_attention
 from adaptive_verification.forward.fused_forward import FusedForward
 from adaptive_verification.forward.linear import can_pack, use_fastest_linear
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
@@ -60,7 +60,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         for module in (ragged_attention, fused_forward):
             monkeypatch.setattr(module, "is_on_host", lambda tensor: False)
     elif request.param == "by loops of several threads":
-        monkeypatch.setattr(short_rows, "POSITIONS_OF_ONE_THREAD", 0)
+        monkeypatch.setattr(looped_rows, "POSITIONS_OF_ONE_THREAD", 0)
     return str(request.param)
 
 

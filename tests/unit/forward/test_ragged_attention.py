@@ -1,20 +1,22 @@
-"""Packed attention equals attention row by row, whatever segments the rows are cut into."""
+"""Packed attention equals attention row by row, whatever pieces and segments the rows are cut into."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptive_verification.forward import short_rows as short_rows_module
+from adaptive_verification.forward import looped_rows, ragged_attention
+from adaptive_verification.forward.looped_rows import are_looped, dealt
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
 from adaptive_verification.forward.row import Row
 from adaptive_verification.forward.segments import plan_segments
-from adaptive_verification.forward.short_rows import short_rows
 
 KV_HEADS, GROUPS, KEY_DIM, VALUE_DIM, NUM_SLOTS, CAPACITY = 2, 3, 4, 5, 40, 600
 SCALING = 0.37
@@ -36,6 +38,7 @@ BATCHES = {
     "few draft": FEW_LONG_AMONG_MANY,
     "any": random_rows(25, [1, 1, 1, 2, 8], 2),
     "with a prompt": [*random_rows(8, [1, 3], 3)[:7], Row(39, 0, 90)],
+    "long prompts": [Row(3, 0, 130), Row(4, 70, 33), Row(8, 100, 16)],
     "far and near": [Row(0, 5, 1), Row(1, 500, 2), Row(2, 5, 1), Row(20, 5, 1)],
     "alone": [Row(7, 30, 5)],
 }
@@ -44,7 +47,7 @@ BATCHES = {
 @pytest.fixture(params=["one thread", "several threads"], autouse=True)
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0 if request.param == "several threads" else 10**6
-    monkeypatch.setattr(short_rows_module, "POSITIONS_OF_ONE_THREAD", most)
+    monkeypatch.setattr(looped_rows, "POSITIONS_OF_ONE_THREAD", most)
 
 
 def cache_and_inputs(
@@ -89,22 +92,21 @@ def test_packed_attention_equals_row_by_row(name: str, dtype: torch.dtype, toler
     torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_long_rows_of_these_batches_meet_every_shape_of_segment() -> None:
-    """One row and several, with a mask and without; and every batch but one has short rows."""
-    as_long = [segment for rows in BATCHES.values() for segment in plan_segments(rows)]
-    assert {segment.num_slots > 1 for segment in as_long} == {True, False}
-    assert {segment.num_slots > len(segment.rows) for segment in as_long} == {True, False}
+def test_these_batches_meet_every_shape_of_segment() -> None:
+    """One row and several, with a mask and without."""
+    segments = [segment for rows in BATCHES.values() for segment in plan_segments(rows)]
+    assert {segment.num_slots > 1 for segment in segments} == {True, False}
+    assert {segment.num_slots > len(segment.rows) for segment in segments} == {True, False}
 
 
-@pytest.mark.parametrize("most_tokens", [0, 1, 1000])
+@pytest.mark.parametrize("longest", [0, 1, 8])
 @pytest.mark.parametrize("name", BATCHES)
-def test_it_does_not_matter_which_rows_are_taken_for_short(
-    name: str, most_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_does_not_matter_which_rows_are_looped(name: str, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = BATCHES[name]
     cache, query, key, value = cache_and_inputs(rows)
     expected = row_by_row(rows, cache, query, key, value)
-    monkeypatch.setattr("adaptive_verification.forward.short_rows.MOST_TOKENS", most_tokens)
+    looped = np.array([row.query_length <= longest for row in rows])
+    monkeypatch.setattr(ragged_attention, "are_looped", lambda rows, dtype: looped)
     output = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -122,7 +124,7 @@ def test_every_row_is_in_one_segment_that_is_as_long_as_it(seed: int) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_short_rows_numbers_do_not_depend_on_the_other_rows(head_dim: int) -> None:
+def test_a_looped_rows_numbers_do_not_depend_on_the_other_rows(head_dim: int) -> None:
     rows = BATCHES["any"]
     cache, query, key, value = cache_and_inputs(rows, key_dim=head_dim, value_dim=head_dim)
     together = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
@@ -134,22 +136,41 @@ def test_a_short_rows_numbers_do_not_depend_on_the_other_rows(head_dim: int) -> 
         start += row.query_length
 
 
-def test_rows_of_few_tokens_are_short() -> None:
-    rows = [Row(0, 98, 2), Row(1, 300, 9), Row(2, 98, 2)]
-    assert short_rows(rows, torch.float32).tolist() == [True, False, True]
-    assert not short_rows(rows[1:2], torch.bfloat16).any()
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_pieces", [1, 2, 7, 40])
+def test_threads_have_about_the_same_work(num_pieces: int, num_threads: int) -> None:
+    work = np.random.default_rng(num_pieces).integers(1, 1000, num_pieces)
+    order = dealt(work, num_threads)
+    assert sorted(order) == list(range(num_pieces))
+    shares = [share.sum() for share in np.array_split(work[order], num_threads)]
+    assert max(shares) - min(shares) <= work.max()
+
+
+def test_no_piece_of_a_prompt_looks_beyond_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[tuple[int, ...]] = []
+
+    def loop(*kind: object) -> Callable[..., None]:
+        def keep(*arrays: Any) -> None:
+            pieces.extend(sorted(zip(*(array.tolist() for array in arrays[3:7]), strict=True)))
+
+        return keep
+
+    monkeypatch.setattr(looped_rows, "_loop", loop)
+    rows = [Row(2, 9, 1), Row(5, 7, 40)]
+    RaggedBatch(rows, cache_and_inputs(rows)[0]).attend(0, *cache_and_inputs(rows)[1:], SCALING)
+    assert pieces == [(2, 9, 1, 0), (5, 7, 16, 1), (5, 23, 16, 17), (5, 39, 8, 33)]  # slot, context, length, place
 
 
 def test_several_threads_attend_where_there_is_much_to_look_back_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted for each token of a row."""
-    monkeypatch.setattr(short_rows_module, "POSITIONS_OF_ONE_THREAD", 200)
+    monkeypatch.setattr(looped_rows, "POSITIONS_OF_ONE_THREAD", 200)
     by_several: list[bool] = []
 
     def loop(floats: str, key_dim: int, value_dim: int, of_several: bool) -> Callable[..., None]:
         by_several.append(of_several)
         return lambda *arrays: None
 
-    monkeypatch.setattr(short_rows_module, "_loop", loop)
+    monkeypatch.setattr(looped_rows, "_loop", loop)
     for row in (Row(0, 199, 1), Row(0, 200, 1), Row(0, 98, 2), Row(0, 99, 2)):
         cache, query, key, value = cache_and_inputs([row])
         RaggedBatch([row], cache).attend(0, query, key, value, SCALING)
@@ -157,23 +178,26 @@ def test_several_threads_attend_where_there_is_much_to_look_back_at(monkeypatch:
 
 
 @pytest.mark.parametrize(("dtype", "loops"), [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)])
-def test_all_rows_are_long_where_loops_cannot_read_the_numbers(dtype: torch.dtype, loops: bool) -> None:
+def test_all_rows_are_segmented_where_loops_cannot_read_the_numbers(dtype: torch.dtype, loops: bool) -> None:
     cache = KVCache(1, 2, 1, 8, 4, 4, dtype, torch.device("cpu"))
-    assert RaggedBatch([Row(0, 1, 1)], cache).has_long_rows is not loops
+    assert RaggedBatch([Row(0, 1, 1)], cache).has_segmented_rows is not loops
 
 
-def test_in_tiles_of_bfloat16_rows_are_taken_for_long_where_they_are_of_one_length(
+def test_in_tiles_of_bfloat16_rows_are_segmented_where_they_are_long_or_of_one_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Matrix products are faster there, but not where most of them would be padding."""
-    monkeypatch.setattr(short_rows_module, "multiplies_in_tiles", lambda: True)
+    monkeypatch.setattr(looped_rows, "multiplies_in_tiles", lambda: True)
     for lengths, expected in (([1], True), ([2], True), ([4], False), ([1, 2, 3, 4, 5], True)):
         rows = [Row(slot, 300, lengths[slot % len(lengths)]) for slot in range(20)]
-        assert short_rows(rows, torch.bfloat16).tolist() == [expected] * 20
-        assert short_rows(rows, torch.float32).all()
-    assert short_rows([Row(slot, 30 * slot, 4) for slot in range(20)], torch.bfloat16).all()
-    monkeypatch.setattr(short_rows_module, "multiplies_in_tiles", lambda: False)
-    assert short_rows([Row(slot, 300, 4) for slot in range(20)], torch.bfloat16).all()
+        assert are_looped(rows, torch.bfloat16).tolist() == [expected] * 20
+        assert are_looped(rows, torch.float32).all()
+    assert are_looped([Row(slot, 30 * slot, 4) for slot in range(20)], torch.bfloat16).all()
+    prompts_beside_one = [Row(0, 0, 9), Row(1, 300, 1), Row(2, 0, 200)]
+    assert are_looped(prompts_beside_one, torch.bfloat16).tolist() == [False, True, False]
+    assert are_looped(prompts_beside_one, torch.float32).all()
+    monkeypatch.setattr(looped_rows, "multiplies_in_tiles", lambda: False)
+    assert are_looped([*prompts_beside_one, *(Row(slot, 300, 4) for slot in range(3, 20))], torch.bfloat16).all()
 
 
 def test_what_is_no_number_stays_none() -> None:

@@ -1,4 +1,4 @@
-"""Attention of rows with few tokens on a CPU, straight from the slot cache: every row at its own length.
+"""Attention on a CPU by a compiled loop, straight from the slot cache: every row at its own length.
 
 Decoding rows bring one token each, and a few drafts where these are verified, and look back at contexts of all lengths.
 As batched matrix products they would have to be padded to the longest row, masked, and grouped by the slots they happen
@@ -6,13 +6,14 @@ to be in. Here one compiled loop (numba) goes over rows and key-value heads and 
 A row's numbers do not depend on the other rows of its batch, where heads are wide enough to fill the processor's lanes
 (16 and up; narrower ones some compilers add in another order for more queries).
 
-Long rows are better off with matrix products (`segments`).
+Prompts are cut into pieces, none of which looks at what only later ones see: half of the work of a matrix product with
+a mask. Only where the processor multiplies in tiles are rows of many tokens better off in `segments`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numba
@@ -25,13 +26,15 @@ from adaptive_verification.forward.host_floats import Floats, exponential, narro
 from adaptive_verification.forward.placement import multiplies_in_tiles
 from adaptive_verification.forward.row import Row
 
-MOST_TOKENS = 8
-"""Rows with more tokens are attended to as fast by matrix products."""
+MOST_TOKENS_BESIDE_TILES = 8
+"""In tiles of bfloat16 rows with more tokens are attended to faster by matrix products."""
+PIECE_TOKENS = 16
+"""Longer pieces compute more that is hidden, shorter ones read keys and values more often."""
 POSITIONS_OF_ONE_THREAD = 800
 """Up to so many that all tokens together look back at, one thread does it: while numba's other threads work torch's
 fall asleep, and its next operation must wake them."""
 _FEWEST_PARTS = 8
-"""With fewer rows times key-value heads, a group's query heads are divided among the threads, too."""
+"""With fewer pieces times key-value heads, a group's query heads are divided among the threads, too."""
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _SIGNATURE = (
     "void({floats}[:,:,:], {floats}[:,:,:,::1], {floats}[:,:,:,::1], int64[::1], int64[::1], int64[::1], int64[::1],"
@@ -39,17 +42,19 @@ _SIGNATURE = (
 )
 
 
-def short_rows(rows: Sequence[Row], dtype: torch.dtype) -> NDArray[np.bool_]:
+def are_looped(rows: Sequence[Row], dtype: torch.dtype) -> NDArray[np.bool_]:
     """Which rows `[rows]` of a batch on the host are to be attended to here."""
+    if dtype != torch.bfloat16 or not multiplies_in_tiles():
+        return np.ones(len(rows), dtype=bool)
     lengths = np.array([row.query_length for row in rows])
     contexts = np.array([row.context_length for row in rows])
-    are_short = lengths <= MOST_TOKENS
-    positions = (contexts + lengths)[are_short]
-    if dtype == torch.bfloat16 and multiplies_in_tiles() and are_short.any():
-        here = positions @ _cost_here(lengths[are_short])
-        padded = positions.max() * len(positions) * _cost_in_segments(lengths[are_short].max())
-        are_short &= here <= padded
-    return are_short
+    looped = lengths <= MOST_TOKENS_BESIDE_TILES
+    if looped.any():
+        positions = (contexts + lengths)[looped]
+        here = positions @ _cost_here(lengths[looped])
+        padded = positions.max() * len(positions) * _cost_in_segments(lengths[looped].max())
+        looped &= here <= padded
+    return looped
 
 
 def _cost_here(query_length: Any) -> Any:
@@ -58,23 +63,25 @@ def _cost_here(query_length: Any) -> Any:
 
 
 def _cost_in_segments(query_length: Any) -> Any:
-    """The same of a segment, where products are made in tiles of bfloat16: longer rows cost little there, but all are
-    padded to the longest, and to the longest context. Elsewhere both ways have the same multipliers."""
+    """The same of a segment, in tiles: longer rows cost little there, but all are padded to the longest row, and to the
+    longest context."""
     return 46 + 12 * query_length
 
 
-class ShortRows:
+class LoopedRows:
     """Some rows of a packed batch, for all layers of one forward."""
 
     def __init__(self, rows: Sequence[Row], first_token: NDArray[np.int64]) -> None:
         """`first_token`: `[rows]`, packed places; rows in the batch's order."""
-        lengths = np.array([row.query_length for row in rows], dtype=np.int64)
-        slots = np.array([row.slot for row in rows], dtype=np.int64)
-        contexts = np.array([row.context_length for row in rows], dtype=np.int64)
-        self._rows = (slots, contexts, lengths, first_token)
-        self._by_one_thread = int((contexts + lengths) @ lengths) <= POSITIONS_OF_ONE_THREAD
+        pieces = [piece for row, token in zip(rows, first_token.tolist(), strict=True) for piece in _pieces(row, token)]
+        slots, contexts, lengths, first_tokens = np.array(pieces, dtype=np.int64).T
+        positions = (contexts + lengths) * lengths  # that the tokens look back at
+        self._by_one_thread = int(positions.sum()) <= POSITIONS_OF_ONE_THREAD
         most_threads: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # made at run time
-        numba.set_num_threads(min(torch.get_num_threads(), most_threads))
+        num_threads = min(torch.get_num_threads(), most_threads)
+        numba.set_num_threads(num_threads)
+        order = dealt(positions, 1 if self._by_one_thread else num_threads)
+        self._pieces = (slots[order], contexts[order], lengths[order], first_tokens[order])
 
     def attend(self, query: Floats, keys: Floats, values: Floats, scaling: float, output: Floats) -> None:
         """Of these rows' tokens.
@@ -85,7 +92,25 @@ class ShortRows:
             output: `[T, heads, value_dim]`, into which it is written, at the places that the tokens have in the batch.
         """
         attend = _loop(query.dtype, keys.shape[-1], values.shape[-1], not self._by_one_thread)
-        attend(query, keys, values, *self._rows, scaling, output)
+        attend(query, keys, values, *self._pieces, scaling, output)
+
+
+def _pieces(row: Row, first_token: int) -> Iterator[tuple[int, int, int, int]]:
+    """Slot, context, tokens and first packed place of each: like rows, of which each continues the one before."""
+    for start in range(0, row.query_length, PIECE_TOKENS):
+        num_tokens = min(PIECE_TOKENS, row.query_length - start)
+        yield row.slot, row.context_length + start, num_tokens, first_token + start
+
+
+def dealt(work: NDArray[np.int64], num_threads: int) -> NDArray[np.intp]:
+    """An order `[n]` in which equal shares, one after the other, have about as much work `[n]`: threads take those."""
+    if num_threads == 1:
+        return np.arange(len(work))
+    turn, place = np.divmod(np.arange(len(work)), num_threads)
+    # forth and back, the most work first; forth at last, because the first shares may be longer by one
+    forth = (turn[-1] - turn) % 2 == 0
+    thread = np.where(forth, place, num_threads - 1 - place)
+    return (-work).argsort(kind="stable")[thread.argsort(kind="stable")]
 
 
 @functools.cache
@@ -103,16 +128,16 @@ def _loop(dtype: np.dtype[Any], key_dim: int, value_dim: int, by_several: bool) 
         scaling: Any,
         output: Any,
     ) -> None:
-        """Each part is a row and some query heads that share a key-value head."""
+        """Each part is a piece of a row and some query heads that share a key-value head."""
         kv_heads = keys.shape[1]
         # `by_several` must be read here: numba keeps what it compiled by what a function reads, not by its options
         divided = by_several and len(slots) * kv_heads < _FEWEST_PARTS
         heads_per_part = 1 if divided else query.shape[1] // kv_heads
-        parts_per_row = query.shape[1] // heads_per_part
-        for part in numba.prange(len(slots) * parts_per_row):
-            row, head = part // parts_per_row, part % parts_per_row * heads_per_part
+        parts_per_piece = query.shape[1] // heads_per_part
+        for part in numba.prange(len(slots) * parts_per_piece):
+            piece, head = part // parts_per_piece, part % parts_per_piece * heads_per_part
             _attend_part(
-                query, keys, values, slots[row], contexts[row], lengths[row], first_tokens[row], scaling, head,
+                query, keys, values, slots[piece], contexts[piece], lengths[piece], first_tokens[piece], scaling, head,
                 heads_per_part, output, key_dim, value_dim,
             )  # fmt: skip
 
@@ -136,7 +161,7 @@ def _attend_part(
     key_dim: int,
     value_dim: int,
 ) -> None:
-    """A row's query heads `head` to `head + heads - 1`, which share a key-value head: `m` queries, token by token."""
+    """A piece's query heads `head` to `head + heads - 1`, which share a key-value head: `m` queries, token by token."""
     kv_head = head // (query.shape[1] // keys.shape[1])
     num_queries = length * heads
     queries = np.empty((num_queries, key_dim), dtype=np.float32)
