@@ -146,6 +146,13 @@ def test_threads_have_about_the_same_work(num_pieces: int, num_threads: int) -> 
     assert max(shares) - min(shares) <= work.max()
 
 
+@pytest.mark.parametrize("num_threads", [2, 4])
+def test_threads_have_the_same_work_of_a_long_prompt(num_threads: int) -> None:
+    work = np.arange(1, 41)
+    shares = work[dealt(work, num_threads)].reshape(num_threads, -1).sum(1)
+    assert (shares == shares[0]).all()
+
+
 def test_no_piece_of_a_prompt_looks_beyond_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[tuple[int, ...]] = []
 
