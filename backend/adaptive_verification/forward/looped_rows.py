@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from adaptive_verification.compiled import compiled
 from adaptive_verification.forward.host_floats import Floats, exponential, narrowed, widened
 from adaptive_verification.forward.placement import multiplies_in_tiles
+from adaptive_verification.forward.prefetch import prefetch
 from adaptive_verification.forward.row import Row
 
 MOST_TOKENS_BESIDE_TILES = 8
@@ -33,8 +34,9 @@ PIECE_TOKENS = 16
 POSITIONS_OF_ONE_THREAD = 800
 """Up to so many that all tokens together look back at, one thread does it: while numba's other threads work torch's
 fall asleep, and its next operation must wake them."""
+_QUERIES_AT_A_TIME = 3
 _FEWEST_PARTS = 8
-"""With fewer pieces times key-value heads, a group's query heads are divided among the threads, too."""
+"""With fewer pieces times key-value heads, query heads that share one are divided among the threads, too."""
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _SIGNATURE = (
     "void({floats}[:,:,:], {floats}[:,:,:,::1], {floats}[:,:,:,::1], int64[::1], int64[::1], int64[::1], int64[::1],"
@@ -128,17 +130,24 @@ def _loop(dtype: np.dtype[Any], key_dim: int, value_dim: int, by_several: bool) 
         scaling: Any,
         output: Any,
     ) -> None:
-        """Each part is a piece of a row and some query heads that share a key-value head."""
+        """Each part is a piece of a row, and all query heads that share a key-value head, or three of them."""
         kv_heads = keys.shape[1]
+        sharing = query.shape[1] // kv_heads
         # `by_several` must be read here: numba keeps what it compiled by what a function reads, not by its options
         divided = by_several and len(slots) * kv_heads < _FEWEST_PARTS
-        heads_per_part = 1 if divided else query.shape[1] // kv_heads
-        parts_per_piece = query.shape[1] // heads_per_part
-        for part in numba.prange(len(slots) * parts_per_piece):
-            piece, head = part // parts_per_piece, part % parts_per_piece * heads_per_part
+        most_heads = _QUERIES_AT_A_TIME if divided else sharing
+        parts_per_kv_head = (sharing - 1) // most_heads + 1
+        num_parts = len(slots) * kv_heads * parts_per_kv_head
+        for part in numba.prange(num_parts):
+            place, within = part // parts_per_kv_head, part % parts_per_kv_head * most_heads
+            piece, kv_head = place // kv_heads, place % kv_heads
+            next_place = min(part + 1, num_parts - 1) // parts_per_kv_head
+            next_piece = next_place // kv_heads
             _attend_part(
-                query, keys, values, slots[piece], contexts[piece], lengths[piece], first_tokens[piece], scaling, head,
-                heads_per_part, output, key_dim, value_dim,
+                query, keys[slots[piece], kv_head], values[slots[piece], kv_head], contexts[piece], lengths[piece],
+                first_tokens[piece], scaling, kv_head * sharing + within, min(most_heads, sharing - within), output,
+                keys[slots[next_piece], next_place % kv_heads], contexts[next_piece] + lengths[next_piece],
+                key_dim, value_dim,
             )  # fmt: skip
 
     signature = _SIGNATURE.format(floats=dtype.name)
@@ -150,7 +159,6 @@ def _attend_part(
     query: Any,
     keys: Any,
     values: Any,
-    slot: int,
     context: int,
     length: int,
     first_token: int,
@@ -158,23 +166,29 @@ def _attend_part(
     head: int,
     heads: int,
     output: Any,
+    next_keys: Any,
+    num_next_keys: int,
     key_dim: int,
     value_dim: int,
 ) -> None:
-    """A piece's query heads `head` to `head + heads - 1`, which share a key-value head: `m` queries, token by token."""
-    kv_head = head // (query.shape[1] // keys.shape[1])
-    num_queries = length * heads
-    queries = np.empty((num_queries, key_dim), dtype=np.float32)
+    """A piece's query heads `head` to `head + heads - 1`, over their keys and values `[capacity, ...]`.
+
+    They are `m` queries, token by token, and some that are nobody's, so that they can be taken three at a time. While
+    they are scored the values are fetched, and while these are summed up the first keys of the thread's next part.
+    """
+    num_queries, total = length * heads, context + length
+    num_with_padding = num_queries + -num_queries % _QUERIES_AT_A_TIME
+    queries = np.zeros((num_with_padding, key_dim), dtype=np.float32)
     for i in range(num_queries):
         one = query[first_token + i // heads, head + i % heads]
         for d in range(key_dim):
             queries[i, d] = widened(one[d]) * scaling
-    weights = np.empty((num_queries, context + length), dtype=np.float32)
-    _score(queries, keys[slot, kv_head], weights, key_dim)
+    weights = np.empty((num_with_padding, total), dtype=np.float32)
+    _score(queries, keys, weights, values, key_dim, value_dim)
     for i in range(num_queries):
         softmax(weights[i], context + i // heads + 1)
-    sums = np.zeros((num_queries, value_dim), dtype=np.float32)
-    _sum(weights, values[slot, kv_head], sums, value_dim)
+    sums = np.zeros((num_with_padding, value_dim), dtype=np.float32)
+    _sum(weights, values, sums, next_keys, min(total, num_next_keys), key_dim, value_dim)
     for i in range(num_queries):
         one = output[first_token + i // heads, head + i % heads]
         for d in range(value_dim):
@@ -182,32 +196,37 @@ def _attend_part(
 
 
 @compiled(fastmath=_FAST, inline="always")
-def _score(queries: Any, keys: Any, scores: Any, key_dim: int) -> None:
-    """`[m, key_dim]` times the first keys `[n, key_dim]`, into `[m, n]`.
+def _score(queries: Any, keys: Any, scores: Any, values: Any, key_dim: int, value_dim: int) -> None:
+    """`[m, key_dim]` times the first keys `[n, key_dim]`, into `[m, n]`; fetches as many values.
 
-    Four positions at a time, so that a query is loaded once for all of them; as in `_sum`.
+    Three queries and four positions at a time, as in `_sum`: what is loaded and widened serves several sums, and these
+    stay in registers. Three, because that many query heads share a key-value head of the default target.
     """
     num_queries, total = scores.shape
     in_fours = total - total % 4
-    four = np.empty((4, key_dim), dtype=np.float32)
-    key0, key1, key2, key3 = four[0], four[1], four[2], four[3]
-    for t in range(0, in_fours, 4):
-        _widen(keys, t, four, key_dim)
-        for i in range(num_queries):
-            one = queries[i]
-            score0 = score1 = score2 = score3 = np.float32(0)
+    for i in range(0, num_queries, _QUERIES_AT_A_TIME):
+        query0, query1, query2 = queries[i], queries[i + 1], queries[i + 2]
+        scores0, scores1, scores2 = scores[i], scores[i + 1], scores[i + 2]
+        for t in range(0, in_fours, 4):
+            if i == 0:
+                prefetch(values, t * value_dim, 4 * value_dim)
+            key0, key1, key2, key3 = keys[t], keys[t + 1], keys[t + 2], keys[t + 3]
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = np.float32(0)
             for d in range(key_dim):
-                score0 += one[d] * key0[d]
-                score1 += one[d] * key1[d]
-                score2 += one[d] * key2[d]
-                score3 += one[d] * key3[d]
-            scores[i, t], scores[i, t + 1], scores[i, t + 2], scores[i, t + 3] = score0, score1, score2, score3
+                k0, k1, k2, k3 = widened(key0[d]), widened(key1[d]), widened(key2[d]), widened(key3[d])
+                a, b, c = query0[d], query1[d], query2[d]
+                a0, a1, a2, a3 = a0 + a * k0, a1 + a * k1, a2 + a * k2, a3 + a * k3
+                b0, b1, b2, b3 = b0 + b * k0, b1 + b * k1, b2 + b * k2, b3 + b * k3
+                c0, c1, c2, c3 = c0 + c * k0, c1 + c * k1, c2 + c * k2, c3 + c * k3
+            scores0[t], scores0[t + 1], scores0[t + 2], scores0[t + 3] = a0, a1, a2, a3
+            scores1[t], scores1[t + 1], scores1[t + 2], scores1[t + 3] = b0, b1, b2, b3
+            scores2[t], scores2[t + 1], scores2[t + 2], scores2[t + 3] = c0, c1, c2, c3
     for t in range(in_fours, total):
         for i in range(num_queries):
-            score0 = np.float32(0)
+            score = np.float32(0)
             for d in range(key_dim):
-                score0 += queries[i, d] * widened(keys[t, d])
-            scores[i, t] = score0
+                score += queries[i, d] * widened(keys[t, d])
+            scores[i, t] = score
 
 
 @compiled(fastmath=_FAST)
@@ -227,28 +246,28 @@ def softmax(weights: Any, visible: int) -> None:
 
 
 @compiled(fastmath=_FAST, inline="always")
-def _sum(weights: Any, values: Any, sums: Any, value_dim: int) -> None:
-    """Adds `[m, n]` times the first values `[n, value_dim]` to `[m, value_dim]`."""
+def _sum(
+    weights: Any, values: Any, sums: Any, next_keys: Any, num_next_keys: int, key_dim: int, value_dim: int
+) -> None:
+    """Adds `[m, n]` times the first values `[n, value_dim]` to `[m, value_dim]`; fetches so many of the next keys."""
     num_queries, total = weights.shape
     in_fours = total - total % 4
-    four = np.empty((4, value_dim), dtype=np.float32)
-    value0, value1, value2, value3 = four[0], four[1], four[2], four[3]
-    for t in range(0, in_fours, 4):
-        _widen(values, t, four, value_dim)
-        for i in range(num_queries):
-            weight0, weight1, weight2, weight3 = weights[i, t], weights[i, t + 1], weights[i, t + 2], weights[i, t + 3]
-            one = sums[i]
+    for i in range(0, num_queries, _QUERIES_AT_A_TIME):
+        weights0, weights1, weights2 = weights[i], weights[i + 1], weights[i + 2]
+        sums0, sums1, sums2 = sums[i], sums[i + 1], sums[i + 2]
+        for t in range(0, in_fours, 4):
+            if i == 0 and t < num_next_keys:
+                prefetch(next_keys, t * key_dim, 4 * key_dim)
+            value0, value1, value2, value3 = values[t], values[t + 1], values[t + 2], values[t + 3]
+            a0, a1, a2, a3 = weights0[t], weights0[t + 1], weights0[t + 2], weights0[t + 3]
+            b0, b1, b2, b3 = weights1[t], weights1[t + 1], weights1[t + 2], weights1[t + 3]
+            c0, c1, c2, c3 = weights2[t], weights2[t + 1], weights2[t + 2], weights2[t + 3]
             for d in range(value_dim):
-                one[d] += weight0 * value0[d] + weight1 * value1[d] + weight2 * value2[d] + weight3 * value3[d]
+                v0, v1, v2, v3 = widened(value0[d]), widened(value1[d]), widened(value2[d]), widened(value3[d])
+                sums0[d] += a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
+                sums1[d] += b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
+                sums2[d] += c0 * v0 + c1 * v1 + c2 * v2 + c3 * v3
     for t in range(in_fours, total):
         for i in range(num_queries):
             for d in range(value_dim):
                 sums[i, d] += weights[i, t] * widened(values[t, d])
-
-
-@compiled(inline="always")
-def _widen(rows: Any, first: int, four: Any, dim: int) -> None:
-    """Rows `first` to `first + 3`, into `[4, dim]`."""
-    for row in range(4):
-        for d in range(dim):
-            four[row, d] = widened(rows[first + row, d])

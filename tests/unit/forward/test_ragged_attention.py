@@ -51,7 +51,11 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def cache_and_inputs(
-    rows: list[Row], dtype: torch.dtype = torch.float32, key_dim: int = KEY_DIM, value_dim: int = VALUE_DIM
+    rows: list[Row],
+    dtype: torch.dtype = torch.float32,
+    key_dim: int = KEY_DIM,
+    value_dim: int = VALUE_DIM,
+    groups: int = GROUPS,
 ) -> tuple[KVCache, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     cache = KVCache(1, NUM_SLOTS, KV_HEADS, CAPACITY, key_dim, value_dim, dtype, torch.device("cpu"))
@@ -59,7 +63,7 @@ def cache_and_inputs(
         cache.keys[0][row.slot, :, : row.context_length] = torch.randn(KV_HEADS, row.context_length, key_dim)
         cache.values[0][row.slot, :, : row.context_length] = torch.randn(KV_HEADS, row.context_length, value_dim)
     num_tokens = sum(row.query_length for row in rows)
-    heads = ((KV_HEADS * GROUPS, key_dim), (KV_HEADS, key_dim), (KV_HEADS, value_dim))
+    heads = ((KV_HEADS * groups, key_dim), (KV_HEADS, key_dim), (KV_HEADS, value_dim))
     query, key, value = (torch.randn(num_tokens, *of_one).to(dtype) for of_one in heads)
     return cache, query, key, value
 
@@ -67,13 +71,13 @@ def cache_and_inputs(
 def row_by_row(rows: list[Row], cache: KVCache, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """In float64, token by token: `[T, heads, value_dim]`."""
     outputs = []
-    start = 0
+    start, groups = 0, query.shape[1] // KV_HEADS
     for row in rows:
         new = slice(start, start + row.query_length)
         old_keys = cache.keys[0][row.slot, :, : row.context_length]
         old_values = cache.values[0][row.slot, :, : row.context_length]
-        keys = torch.cat([old_keys, key[new].transpose(0, 1)], 1).double().repeat_interleave(GROUPS, 0)
-        values = torch.cat([old_values, value[new].transpose(0, 1)], 1).double().repeat_interleave(GROUPS, 0)
+        keys = torch.cat([old_keys, key[new].transpose(0, 1)], 1).double().repeat_interleave(groups, 0)
+        values = torch.cat([old_values, value[new].transpose(0, 1)], 1).double().repeat_interleave(groups, 0)
         for token in range(row.query_length):
             seen = row.context_length + token + 1
             scores = SCALING * torch.einsum("hd,htd->ht", query[start + token].double(), keys[:, :seen])
@@ -90,6 +94,17 @@ def test_packed_attention_equals_row_by_row(name: str, dtype: torch.dtype, toler
     expected = row_by_row(rows, cache, query, key, value)
     output = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
     torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 7])
+@pytest.mark.parametrize("name", ["alone", "any"])
+def test_any_number_of_query_heads_may_share_a_key_value_head(name: str, groups: int) -> None:
+    """They are taken three at a time, and of few rows by different threads: some threes are not full."""
+    rows = BATCHES[name]
+    cache, query, key, value = cache_and_inputs(rows, groups=groups)
+    expected = row_by_row(rows, cache, query, key, value)
+    output = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
+    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_these_batches_meet_every_shape_of_segment() -> None:
