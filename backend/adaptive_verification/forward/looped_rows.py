@@ -35,6 +35,8 @@ POSITIONS_OF_ONE_THREAD = 800
 """Up to so many that all tokens together look back at, one thread does it: while numba's other threads work torch's
 fall asleep, and its next operation must wake them."""
 _QUERIES_AT_A_TIME = 3
+"""As many as `_score` and `_sum` are written out for: so many query heads of the default target share a key-value head,
+and what is loaded and widened for all of them leaves registers for their sums."""
 _FEWEST_PARTS = 8
 """With fewer pieces times key-value heads, query heads that share one are divided among the threads, too."""
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -60,7 +62,11 @@ def are_looped(rows: Sequence[Row], dtype: torch.dtype) -> NDArray[np.bool_]:
 
 
 def _cost_here(query_length: Any) -> Any:
-    """Nanoseconds for each position that a row looks back at, one layer of the default target (2 cores with AMX)."""
+    """Nanoseconds for each position that a row looks back at, one layer of the default target (2 cores with AMX).
+
+    Measured with a loop that took one query at a time; the present one is faster, so some rows that could be looped
+    still go to `segments`.
+    """
     return 16 + 26 * query_length
 
 
@@ -174,7 +180,7 @@ def _attend_part(
     """A piece's query heads `head` to `head + heads - 1`, over their keys and values `[capacity, ...]`.
 
     They are `m` queries, token by token, and some that are nobody's, so that they can be taken three at a time. While
-    they are scored the values are fetched, and while these are summed up the first keys of the thread's next part.
+    they are scored the values are fetched, and while these are summed up the first keys of the next part.
     """
     num_queries, total = length * heads, context + length
     num_with_padding = num_queries + -num_queries % _QUERIES_AT_A_TIME
@@ -199,8 +205,7 @@ def _attend_part(
 def _score(queries: Any, keys: Any, scores: Any, values: Any, key_dim: int, value_dim: int) -> None:
     """`[m, key_dim]` times the first keys `[n, key_dim]`, into `[m, n]`; fetches as many values.
 
-    Three queries and four positions at a time, as in `_sum`: what is loaded and widened serves several sums, and these
-    stay in registers. Three, because that many query heads share a key-value head of the default target.
+    Three queries and four positions at a time, as in `_sum`.
     """
     num_queries, total = scores.shape
     in_fours = total - total % 4

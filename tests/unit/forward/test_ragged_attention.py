@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,28 @@ def test_any_number_of_query_heads_may_share_a_key_value_head(name: str, groups:
     expected = row_by_row(rows, cache, query, key, value)
     output = RaggedBatch(rows, cache).attend(0, query, key, value, SCALING)
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("num_rows", "groups", "parts_per_kv_head"), [(2, 3, 1), (2, 7, 3), (8, 7, 1)])
+def test_each_part_fetches_the_keys_of_the_next(
+    num_rows: int, groups: int, parts_per_kv_head: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Row(slot, 10 + slot, 1) for slot in range(num_rows)]
+    cache, query, _, _ = cache_and_inputs(rows, groups=groups)
+    queries, first_tokens = query.numpy(), np.arange(num_rows)
+    pieces = [np.array(numbers) for numbers in zip(*map(astuple, rows), strict=True)]
+    attend: Any = looped_rows._loop(queries.dtype, KEY_DIM, VALUE_DIM, True)
+    names = inspect.signature(looped_rows._attend_part.py_func).parameters  # type: ignore[attr-defined]
+    parts: list[dict[str, Any]] = []
+    monkeypatch.setattr(looped_rows, "_attend_part", lambda *part: parts.append(dict(zip(names, part, strict=True))))
+    attend.py_func(queries, *cache.arrays[0], *pieces, first_tokens, SCALING, queries)
+
+    assert len(parts) == num_rows * KV_HEADS * parts_per_kv_head
+    done = [(part["first_token"], head) for part in parts for head in range(part["head"], part["head"] + part["heads"])]
+    assert done == [(row, head) for row in range(num_rows) for head in range(KV_HEADS * groups)]
+    own = [(part["keys"].ctypes.data, part["context"] + part["length"]) for part in parts]
+    fetched = [(part["next_keys"].ctypes.data, part["num_next_keys"]) for part in parts]
+    assert fetched == [*own[1:], own[-1]]
 
 
 def test_these_batches_meet_every_shape_of_segment() -> None:
