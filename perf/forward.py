@@ -39,7 +39,7 @@ SHAPES = ("1x1x100", "1x2x100", "1x4x100", "1x8x100", "8x1x100", "8x4x100", "64x
 
 WAYS = {
     torch.float32: ("plain", "transposed", "float16_weights"),
-    torch.bfloat16: ("plain", "transposed", "packed"),
+    torch.bfloat16: ("plain", "packed", "streamed"),
     torch.float16: ("plain", "transposed"),
 }
 """Of computing linear layers, by the weights' type."""

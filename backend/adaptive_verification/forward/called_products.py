@@ -18,12 +18,11 @@ import llvmlite.binding  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
 from adaptive_verification.compiled import compiled
+from adaptive_verification.forward.addresses import as_pointer
 
 _LIBRARY = "libtorch_cpu.so"
 _ADDRESS = types.intp
@@ -98,24 +97,12 @@ def multiply(x: int, weights: Any) -> int:
     return result[0]
 
 
-def _as_pointer_of(typing_context: Any, address: Any) -> Any:
-    """A number as a pointer that numba's `carray` takes."""
-
-    def convert(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(_ADDRESS), convert
-
-
-_as_pointer: Any = intrinsic(_as_pointer_of)
-
-
 @compiled
 def numbers_of(product: int) -> Any:
     """Where the numbers of a result of `multiply` are, for numba's `carray`; until it is given back."""
     where = np.zeros(1, dtype=np.intp)
     _data(product, where.ctypes.data)
-    return _as_pointer(where[0])
+    return as_pointer(where[0])
 
 
 @compiled

@@ -34,7 +34,7 @@ from adaptive_verification.forward import between_products, layer_loops
 from adaptive_verification.forward.called_products import Handle
 from adaptive_verification.forward.hidden_states import refuse_missing_layers
 from adaptive_verification.forward.host_floats import Floats, as_array, as_pairs, is_on_host
-from adaptive_verification.forward.linear import called_weights, multiplied_rows
+from adaptive_verification.forward.linear import multiplied_rows, weights_for_loops
 from adaptive_verification.forward.ragged_attention import RaggedBatch
 from adaptive_verification.forward.transformers_forward import Attention
 
@@ -135,6 +135,11 @@ class _Room:
         self.array = as_array(tensor)[:num_tokens]
 
     @functools.cached_property
+    def rows(self) -> Floats:
+        """`array`, row by row."""
+        return self.array.reshape(len(self.array), -1)
+
+    @functools.cached_property
     def words(self) -> NDArray[Any]:
         """`array`, as words of two neighbours."""
         return as_pairs(self.array)
@@ -201,7 +206,7 @@ class _FusedLayer(nn.Module):
     def _called(self) -> _CalledLayer | None:
         """None where loops cannot call the products."""
         linears = (self.qkv, self.output, self.gate_and_up, self.down)
-        qkv, output, gate_and_up, down = (called_weights(linear) for linear in linears)
+        qkv, output, gate_and_up, down = (weights_for_loops(linear) for linear in linears)
         if qkv is None or output is None or gate_and_up is None or down is None:
             return None
         return _CalledLayer(self.attention_norm, qkv, output, self.mlp_norm, gate_and_up, down, self.down.in_features)
@@ -248,7 +253,7 @@ class _CalledLayer:
         down: NDArray[np.intp],
         inner_size: int,
     ) -> None:
-        """Takes weights as of `called_products.PackedWeights`; `inner_size` is the feed-forward block's."""
+        """Takes weights as of `weights_for_loops`; `inner_size` is the feed-forward block's."""
         self._attention_norm, self._mlp_norm = attention_norm.on_host, mlp_norm.on_host
         self._hidden_size, self._inner_size = attention_norm.size, inner_size
         self._qkv, self._output, self._gate_and_up, self._down = qkv, output, gate_and_up, down
@@ -268,8 +273,8 @@ class _CalledLayer:
         activated = forward.room("activated", self._inner_size)
         norm, epsilon = self._mlp_norm
         layer_loops.update(
-            forward.hidden, attended.handle.address, self._output, norm, epsilon, normed.array, normed.handle.address,
-            self._gate_and_up, activated.array, activated.handle.address, self._down,
+            forward.hidden, attended.rows, attended.handle.address, self._output, norm, epsilon, normed.array,
+            normed.handle.address, self._gate_and_up, activated.array, activated.handle.address, self._down,
         )  # fmt: skip
 
 

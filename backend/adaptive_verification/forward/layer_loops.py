@@ -2,7 +2,8 @@
 
 For few tokens in bfloat16, Python between a layer's dozen calls takes as long as a third of its products, and longer in
 a server, where other processes have emptied the caches. The numbers are those of the calls one by one, to the bit.
-Arrays of bits and of words are those of `host_floats`; products are `called_products`.
+Arrays of bits and of words are those of `host_floats`; products are `streamed_products` of few tokens where the layer
+has them, else `called_products`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from numpy.typing import NDArray
 from adaptive_verification.compiled import compiled
 from adaptive_verification.forward.between_products import activate, add, normalize, rotate_and_cache
 from adaptive_verification.forward.called_products import let_go, multiply, numbers_of
+from adaptive_verification.forward.streamed_products import stream
+
+_MOST_STREAMED_ROWS, _STREAMED = 2, 3
+"""Places in a layer's weights: with how many rows at most they are streamed, and from where on `stream` takes them."""
 
 
 @compiled
@@ -38,21 +43,24 @@ def project(
 
     Args:
         hidden, norm, epsilon, normed: as of `normalize`.
-        normed_handle: `normed`, and maybe rows of nobody after it, as the product takes it.
-        weights: of queries, keys and values, joined; see `PackedWeights.addresses`.
+        normed_handle: `normed`, and maybe rows of nobody after it, as torch's product takes it.
+        weights: of queries, keys and values, joined; see `linear.weights_for_loops`.
         cosines, sines, slots, positions, keys, values, query: as of `rotate_and_cache`.
     """
     normalize(hidden, norm, epsilon, normed)
-    product = multiply(normed_handle, weights)
     num_tokens, heads, size = query.shape
-    qkv = carray(numbers_of(product), (num_tokens, heads + 2 * keys.shape[1], size), np.uint32)
-    rotate_and_cache(qkv, cosines, sines, slots, positions, keys, values, query)
-    let_go(product)
+    num_heads = heads + 2 * keys.shape[1]
+    qkv, product = _multiplied(normed, normed_handle, weights, 2 * num_heads * size)
+    rotate_and_cache(
+        qkv.view(np.uint32).reshape(num_tokens, num_heads, size), cosines, sines, slots, positions, keys, values, query
+    )
+    _let_go(product)
 
 
 @compiled
 def update(
     hidden: NDArray[np.float32],
+    attended: NDArray[np.uint16],
     attended_handle: int,
     output: NDArray[np.intp],
     norm: NDArray[np.uint16],
@@ -67,22 +75,44 @@ def update(
     """Adds to the hidden states `[T, hidden]` what attention found, and then the feed-forward block's update.
 
     Args:
-        attended_handle: `[n >= T, heads * head_dim]`.
-        output, gate_and_up, down: weights, see `PackedWeights.addresses`.
+        attended, attended_handle: `[T, heads * head_dim]`, twice the same likewise.
+        output, gate_and_up, down: weights likewise.
         norm, epsilon, normed, normed_handle: as of `project`, of the second norm.
-        activated, activated_handle: room for the block's inner states, `[T, width]`; twice the same likewise.
+        activated, activated_handle: room for the block's inner states, `[T, width]`.
     """
-    num_tokens, width = activated.shape
-    _multiply_and_add(hidden, attended_handle, output)
+    _multiply_and_add(hidden, attended, attended_handle, output)
     normalize(hidden, norm, epsilon, normed)
-    product = multiply(normed_handle, gate_and_up)
-    activate(carray(numbers_of(product), (num_tokens, 2 * width), np.uint16), activated)
-    let_go(product)
-    _multiply_and_add(hidden, activated_handle, down)
+    both, product = _multiplied(normed, normed_handle, gate_and_up, 2 * activated.shape[1])
+    activate(both, activated)
+    _let_go(product)
+    _multiply_and_add(hidden, activated, activated_handle, down)
 
 
 @compiled
-def _multiply_and_add(hidden: Any, x: int, weights: Any) -> None:
-    product = multiply(x, weights)
-    add(hidden, carray(numbers_of(product), hidden.shape, np.uint16))
-    let_go(product)
+def _multiply_and_add(hidden: Any, x: Any, handle: int, weights: Any) -> None:
+    added, product = _multiplied(x, handle, weights, hidden.shape[1])
+    add(hidden, added)
+    _let_go(product)
+
+
+@compiled
+def _multiplied(x: Any, handle: int, weights: Any, num_outputs: int) -> Any:
+    """`[T, num_outputs]`, and what to give back after its use with `_let_go`.
+
+    Args:
+        x: `[T, in]`.
+        handle: of the same numbers, and maybe rows of nobody after them.
+        weights: see `linear.weights_for_loops`.
+    """
+    if len(x) <= weights[_MOST_STREAMED_ROWS]:
+        output = np.empty((len(x), num_outputs), dtype=np.uint16)
+        stream(x, weights[_STREAMED:], output)
+        return output, 0
+    product = multiply(handle, weights)
+    return carray(numbers_of(product), (len(x), num_outputs), np.uint16), product
+
+
+@compiled
+def _let_go(product: int) -> None:
+    if product != 0:
+        let_go(product)

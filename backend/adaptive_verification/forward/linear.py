@@ -1,4 +1,4 @@
-"""Linear layers on a CPU, in the fastest of four ways to compute the same product.
+"""Linear layers on a CPU, in the fastest of five ways to compute the same product.
 
 - plain: `y = x W^T`, as the model asks for it.
 - transposed: `y^T = W x^T`. Some libraries have a slow path for the plain way with few rows: MKL on AMD takes twice as
@@ -30,23 +30,29 @@ from torch import Tensor, nn
 
 from adaptive_verification.forward import called_products
 from adaptive_verification.forward.called_products import PackedWeights
+from adaptive_verification.forward.host_floats import as_array
 from adaptive_verification.forward.placement import multiplies_in_tiles
+from adaptive_verification.forward.streamed_products import StreamedWeights, can_stream, stream
 
 _TRANSPOSED_MOST_ROWS = 128
 """With more rows both ways keep the processor busy, and the plain one needs no copy."""
 _PACKED_FOR_ROWS = 256
 """oneDNN asks how many rows there will be. The order that it chooses for so many is as good for fewer, not the other
 way round: packed for 1, 32 rows take twice as long."""
+_STREAMED_MOST_ROWS, _STREAMED_MOST_ROWS_BESIDE_TILES = 32, 8
+"""With more rows a product waits for arithmetic. Measured without tiles, where 32 rows still take a quarter less; in
+tiles it is over long before."""
 _PROBED_ROWS = (1, 4, 32)
 _PROBED_WEIGHTS = 8
 _PROBE_REPEATS = 6
+_STREAMING_PROBE_SHAPE, _STREAMING_PROBED_WEIGHTS, _STREAMING_PROBED_ROWS = (2048, 1024), 24, 4
 _WORTHWHILE = 1.2
 """Only a clear gain counts, so that every start on a machine chooses alike: rounding depends on the choice."""
 _LARGEST_EXPONENT = 15
 """Of a float16."""
 
-_Product = Callable[[Tensor, Any], Tensor]
-"""Rows `[n, in]` and the weights in the way's own form -> `[n, out]`."""
+_Product = Callable[[Tensor, Any], object]
+"""Multiplies rows `[n, in]` and weights in the way's own form."""
 
 
 class _TransposedLinear(nn.Linear):
@@ -92,6 +98,25 @@ class _PackedLinear(nn.Linear):
         return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
+class _StreamedLinear(_PackedLinear):
+    """Has `weight` as well, for few rows."""
+
+    streamed: StreamedWeights
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) > most_streamed_rows():
+            return super().forward(x)
+        y = torch.empty(len(rows), self.out_features, dtype=x.dtype)
+        stream(as_array(rows.contiguous()), self.streamed.addresses, as_array(y))
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def most_streamed_rows() -> int:
+    """Up to so many rows are multiplied with streamed weights, where a layer has them."""
+    return _STREAMED_MOST_ROWS_BESIDE_TILES if multiplies_in_tiles() else _STREAMED_MOST_ROWS
+
+
 @functools.cache
 def padded_rows(num_rows: int, *, in_tiles: bool) -> int:
     """As how many rows so many are multiplied: oneDNN makes a kernel for every number of rows that it meets, which
@@ -113,12 +138,19 @@ def padded_rows(num_rows: int, *, in_tiles: bool) -> int:
 
 def multiplied_rows(linear: nn.Linear, num_rows: int) -> int:
     """As how many rows the layer multiplies so many. Inputs that have as many already need not be copied."""
-    return padded_rows(num_rows, in_tiles=multiplies_in_tiles()) if type(linear) is _PackedLinear else num_rows
+    if not isinstance(linear, _PackedLinear) or (
+        isinstance(linear, _StreamedLinear) and num_rows <= most_streamed_rows()
+    ):
+        return num_rows
+    return padded_rows(num_rows, in_tiles=multiplies_in_tiles())
 
 
-def called_weights(linear: nn.Linear) -> NDArray[np.intp] | None:
-    """The layer's weights for `called_products.multiply`; None where compiled loops cannot call its product."""
-    return linear.called.addresses if type(linear) is _PackedLinear and linear.called is not None else None
+def weights_for_loops(linear: nn.Linear) -> NDArray[np.intp] | None:
+    """The layer's weights for `layer_loops`; None where these cannot call its product."""
+    if not isinstance(linear, _PackedLinear) or linear.called is None:
+        return None
+    streamed = [most_streamed_rows(), *linear.streamed.addresses] if isinstance(linear, _StreamedLinear) else [0, 0, 0]
+    return np.array([*linear.called.addresses, *streamed], dtype=np.intp)
 
 
 def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -149,16 +181,24 @@ def use_fastest_linear(model: nn.Module) -> str:
     elif way == "float16_weights":
         for module in linears:
             _keep_as_float16(module)
-    elif way == "packed":
+    elif way in ("packed", "streamed"):
         for module in linears:
-            packed = _packed(module.weight.detach())
-            del module.weight
-            module.__class__ = _PackedLinear
-            module.packed = packed
-            can_be_called = packed.dtype == torch.bfloat16 and called_products.are_callable()
-            called = PackedWeights(packed, module.bias) if can_be_called else None
-            module.called = called  # type: ignore[assignment]  # as above
+            _pack(module, streamed=way == "streamed")
     return way
+
+
+def _pack(module: nn.Linear, *, streamed: bool) -> None:
+    weight = module.weight.detach()
+    packed = _packed(weight)
+    can_be_called = packed.dtype == torch.bfloat16 and called_products.are_callable()
+    called = PackedWeights(packed, module.bias) if can_be_called else None
+    if streamed and can_stream(weight):
+        module.__class__ = _StreamedLinear
+        module.streamed = StreamedWeights(weight, module.bias)  # type: ignore[assignment]  # mypy sees nn.Linear still
+    else:
+        del module.weight
+        module.__class__ = _PackedLinear
+    module.packed, module.called = packed, called  # type: ignore[assignment]  # as above
 
 
 def _packed(weight: Tensor) -> Tensor:
@@ -210,13 +250,13 @@ def fastest_way(linears: list[nn.Linear]) -> str:
     Packed needs no measuring where it can be had: it does less, and knows few numbers of rows.
 
     Returns:
-        "plain", "transposed", "float16_weights" or "packed"; the last two only where they can be had, and the third
-        only where it is exact.
+        "plain", "transposed", "float16_weights", "packed" or "streamed"; all but the first two only where they can be
+        had, and the third only where it is exact.
     """
     largest = sorted(linears, key=lambda module: -module.weight.numel())[:_PROBED_WEIGHTS]
     weights = [module.weight.detach() for module in largest]
     if can_pack(weights[0]):
-        return "packed"
+        return "streamed" if streaming_is_faster() else "packed"
     ways: dict[str, tuple[_Product, list[Any]]] = {
         "plain": (F.linear, weights),
         "transposed": (_transposed_product, weights),
@@ -240,6 +280,28 @@ def fastest_way(linears: list[nn.Linear]) -> str:
     }
     best = min(relative, key=lambda way: relative[way])
     return best if relative["plain"] > _WORTHWHILE * relative[best] else "plain"
+
+
+@functools.cache
+@torch.inference_mode()
+def streaming_is_faster() -> bool:
+    """Whether few rows are multiplied clearly faster here with streamed weights than with packed ones.
+
+    Measured on more weights than caches hold, as those of a model that takes turns with others are not in them.
+    """
+    weights = [torch.ones(_STREAMING_PROBE_SHAPE, dtype=torch.bfloat16) for _ in range(_STREAMING_PROBED_WEIGHTS)]
+    x = torch.ones(_STREAMING_PROBED_ROWS, weights[0].shape[1], dtype=torch.bfloat16)
+    inputs, y = [x] * len(weights), as_array(torch.empty(len(x), len(weights[0]), dtype=torch.bfloat16))
+
+    def streamed_product(x: Tensor, weights: StreamedWeights) -> None:
+        stream(as_array(x), weights.addresses, y)
+
+    packed, streamed = [_packed(weight) for weight in weights], [StreamedWeights(weight, None) for weight in weights]
+    packed_times, streamed_times = _Times(), _Times()
+    for _ in range(_PROBE_REPEATS):
+        packed_times.measure(_packed_product, inputs, packed)
+        streamed_times.measure(streamed_product, inputs, streamed)
+    return packed_times.median() > _WORTHWHILE * streamed_times.median()
 
 
 class _Times:

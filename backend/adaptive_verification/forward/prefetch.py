@@ -19,13 +19,18 @@ _LINE_BYTES = 64
 _READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 
 
+def add_prefetch(builder: Any, address: Any) -> None:
+    """Adds the instruction for the line at an address to a function that is being built (`llvmlite.ir.IRBuilder`)."""
+    word = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+    pointer = builder.inttoptr(address, cgutils.voidptr_t)
+    builder.call(function, [pointer, word(_READ), word(_SECOND_LEVEL), word(_DATA)])
+
+
 def _prefetch_line(typing_context: Any, address: Any) -> Any:
     def fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
-        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        builder.call(function, [pointer, word(_READ), word(_SECOND_LEVEL), word(_DATA)])
+        add_prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.intp), fetch

@@ -14,7 +14,14 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from adaptive_verification.errors import UnsupportedModel
-from adaptive_verification.forward import called_products, fused_forward, layer_loops, looped_rows, ragged_attention
+from adaptive_verification.forward import (
+    called_products,
+    fused_forward,
+    layer_loops,
+    linear,
+    looped_rows,
+    ragged_attention,
+)
 from adaptive_verification.forward.fused_forward import FusedForward
 from adaptive_verification.forward.linear import can_pack, use_fastest_linear
 from adaptive_verification.forward.ragged_attention import KVCache, RaggedBatch
@@ -142,11 +149,14 @@ def test_rows_of_nobody_in_the_products_change_nothing(dtype: torch.dtype, monke
 
 
 @pytest.mark.skipif(not can_pack(torch.ones(1, 1).bfloat16()), reason="the processor multiplies no bfloat16")
+@pytest.mark.parametrize("products", ["packed", "streamed"])
 @pytest.mark.parametrize("name", FUSED)
 def test_loops_that_call_the_products_give_the_bits_of_calls_one_by_one(
-    name: str, way: str, monkeypatch: pytest.MonkeyPatch
+    name: str, products: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert called_products.are_callable()
+    monkeypatch.setattr(linear, "fastest_way", lambda linears: products)
+    monkeypatch.setattr(linear, "most_streamed_rows", lambda: 9)  # some steps have more tokens
     model = with_biases_and_norms(FUSED[name], torch.bfloat16)
     num_calls = {"project": 0, "update": 0}
 
@@ -163,7 +173,7 @@ def test_loops_that_call_the_products_give_the_bits_of_calls_one_by_one(
     for are_callable in (False, True):
         monkeypatch.setattr(called_products, "are_callable", lambda are_callable=are_callable: are_callable)
         fused = FusedForward(model, (1, 3))
-        assert use_fastest_linear(fused.module) == "packed"
+        assert use_fastest_linear(fused.module) == products
         results.append(logits_and_states(fused, cache_for(fused, 3, torch.bfloat16), None))
         of_loops = 3 * len(ROWS) if are_callable and way != "by torch" else 0
         assert num_calls == {"project": of_loops, "update": of_loops}

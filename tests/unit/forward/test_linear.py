@@ -11,9 +11,17 @@ import torch
 from torch import nn
 
 from adaptive_verification.forward import linear
-from adaptive_verification.forward.linear import can_pack, fastest_way, float16_scale, padded_rows, use_fastest_linear
+from adaptive_verification.forward.linear import (
+    can_pack,
+    fastest_way,
+    float16_scale,
+    multiplied_rows,
+    padded_rows,
+    use_fastest_linear,
+)
+from adaptive_verification.forward.streamed_products import stream
 
-WAYS = ("plain", "transposed", "float16_weights", "packed")
+WAYS = ("plain", "transposed", "float16_weights", "packed", "streamed")
 
 
 def model() -> nn.Sequential:
@@ -120,6 +128,7 @@ def test_weights_are_packed_in_bfloat16_only(monkeypatch: pytest.MonkeyPatch) ->
     assert fastest_way([nn.Linear(8, 8)]) != "packed"
     monkeypatch.setattr(linear, "_packed", lambda weight: weight)  # as on a processor that multiplies bfloat16
     monkeypatch.setattr(linear, "_packed_product", torch.nn.functional.linear)
+    monkeypatch.setattr(linear, "streaming_is_faster", lambda: False)
     assert fastest_way([nn.Linear(8, 8).bfloat16()]) == "packed"
 
 
@@ -131,19 +140,74 @@ def test_a_build_that_cannot_pack_chooses_among_the_others(monkeypatch: pytest.M
     assert fastest_way([nn.Linear(8, 8).bfloat16()]) in ("plain", "transposed")
 
 
-@pytest.mark.skipif(not can_pack(torch.ones(1, 1).bfloat16()), reason="the processor multiplies no bfloat16")
+needs_bfloat16 = pytest.mark.skipif(
+    not can_pack(torch.ones(1, 1).bfloat16()), reason="the processor multiplies no bfloat16"
+)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("way", ["packed", "streamed"])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 16, 17, 300])
-def test_packed_bfloat16_gives_the_numbers_of_the_plain_way(
-    monkeypatch: pytest.MonkeyPatch, rows: int, bias: bool
+@pytest.mark.parametrize("rows", [0, 1, 16, 17, 32, 33, 300])
+def test_bfloat16_gives_the_numbers_of_the_plain_way(
+    monkeypatch: pytest.MonkeyPatch, rows: int, bias: bool, way: str
 ) -> None:
     layer = nn.Linear(64, 96, bias=bias).bfloat16()
-    x = torch.randn(rows, 64).bfloat16()
+    x = torch.randn(2 * rows, 64).bfloat16()[::2]
     with torch.inference_mode():
         expected = layer(x)
-        monkeypatch.setattr(linear, "fastest_way", lambda linears: "packed")
+        monkeypatch.setattr(linear, "fastest_way", lambda linears: way)
         use_fastest_linear(nn.Sequential(layer))
         torch.testing.assert_close(layer(x), expected)
+        torch.testing.assert_close(layer(x[None]), expected[None])
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(("in_tiles", "most_rows"), [(True, 8), (False, 32)])
+def test_weights_are_streamed_for_few_rows(monkeypatch: pytest.MonkeyPatch, in_tiles: bool, most_rows: int) -> None:
+    streamed: list[int] = []
+
+    def counted(x: Any, weights: Any, output: Any) -> None:
+        streamed.append(len(x))
+        stream(x, weights, output)
+
+    monkeypatch.setattr(linear, "stream", counted)
+    monkeypatch.setattr(linear, "multiplies_in_tiles", lambda: in_tiles)
+    monkeypatch.setattr(linear, "fastest_way", lambda linears: "streamed")
+    layers = [nn.Linear(64, 96).bfloat16(), nn.Linear(64, 95).bfloat16(), nn.Linear(80, 96).bfloat16()]
+    use_fastest_linear(nn.ModuleList(layers))
+    with torch.inference_mode():
+        for layer in layers:  # the other two are of sizes that there is no loop for
+            for rows in (1, most_rows, most_rows + 1):
+                layer(torch.ones(rows, layer.in_features).bfloat16())
+    assert streamed == [1, most_rows]
+    assert [multiplied_rows(layers[0], rows) for rows in (7, most_rows, 33)] == [7, most_rows, 48 if in_tiles else 36]
+    assert multiplied_rows(layers[1], 31) == (48 if in_tiles else 32)
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_weights_are_streamed_where_that_is_faster(monkeypatch: pytest.MonkeyPatch, is_faster: bool) -> None:
+    monkeypatch.setattr(linear, "can_pack", lambda weight: True)
+    monkeypatch.setattr(linear, "streaming_is_faster", lambda: is_faster)
+    assert fastest_way([nn.Linear(64, 64).bfloat16()]) == ("streamed" if is_faster else "packed")
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(("seconds", "is_faster"), [(0.8, True), (0.9, False), (1.5, False)])
+def test_streaming_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, seconds: float, is_faster: bool) -> None:
+    clock = 0.0
+
+    def takes(seconds: float) -> Callable[..., None]:
+        def product(*arguments: Any) -> None:
+            nonlocal clock
+            clock += seconds
+
+        return product
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(linear, "_packed_product", takes(1.0))
+    monkeypatch.setattr(linear, "stream", takes(seconds))
+    assert linear.streaming_is_faster.__wrapped__() == is_faster
 
 
 @pytest.mark.parametrize("in_tiles", [True, False])
