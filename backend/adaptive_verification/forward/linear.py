@@ -8,9 +8,12 @@
   bfloat16, float16 and 4-bit weights are, so that the model is still the same model.
 - packed: the weights are kept in the order in which oneDNN multiplies them. In bfloat16 it would bring them into that
   order anew for every product, which takes half as long as the product of few rows itself.
+- streamed: packed for many rows. For few, a loop of ours reads the weights as they are, without waiting at every page
+  (`streamed_products`): they are kept twice.
 
-In all of them the numbers differ by the order of the additions only. bfloat16 is packed where it can be; otherwise
-it is measured once, at load, on the model's own weights, which way is faster (perf/forward.py compares them).
+In all of them the numbers differ by the order of the additions only. bfloat16 is packed where it can be, or streamed,
+which depends on the processor; otherwise it is measured once, at load, on the model's own weights, which way is faster
+(perf/forward.py compares them).
 """
 
 from __future__ import annotations
@@ -32,27 +35,25 @@ from adaptive_verification.forward import called_products
 from adaptive_verification.forward.called_products import PackedWeights
 from adaptive_verification.forward.host_floats import as_array
 from adaptive_verification.forward.placement import multiplies_in_tiles
-from adaptive_verification.forward.streamed_products import StreamedWeights, can_stream, stream
+from adaptive_verification.forward.streamed_products import StreamedWeights, can_stream, multiplies_pairs, stream
 
 _TRANSPOSED_MOST_ROWS = 128
 """With more rows both ways keep the processor busy, and the plain one needs no copy."""
 _PACKED_FOR_ROWS = 256
 """oneDNN asks how many rows there will be. The order that it chooses for so many is as good for fewer, not the other
 way round: packed for 1, 32 rows take twice as long."""
-_STREAMED_MOST_ROWS, _STREAMED_MOST_ROWS_BESIDE_TILES = 32, 8
-"""With more rows a product waits for arithmetic. Measured without tiles, where 32 rows still take a quarter less; in
-tiles it is over long before."""
+_STREAMED_MOST_ROWS = 32
+"""With more rows a product waits for arithmetic."""
 _PROBED_ROWS = (1, 4, 32)
 _PROBED_WEIGHTS = 8
 _PROBE_REPEATS = 6
-_STREAMING_PROBE_SHAPE, _STREAMING_PROBED_WEIGHTS, _STREAMING_PROBED_ROWS = (2048, 1024), 24, 4
 _WORTHWHILE = 1.2
 """Only a clear gain counts, so that every start on a machine chooses alike: rounding depends on the choice."""
 _LARGEST_EXPONENT = 15
 """Of a float16."""
 
-_Product = Callable[[Tensor, Any], object]
-"""Multiplies rows `[n, in]` and weights in the way's own form."""
+_Product = Callable[[Tensor, Any], Tensor]
+"""Rows `[n, in]` and the weights in the way's own form -> `[n, out]`."""
 
 
 class _TransposedLinear(nn.Linear):
@@ -105,16 +106,11 @@ class _StreamedLinear(_PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
         rows = x.reshape(-1, x.shape[-1])
-        if len(rows) > most_streamed_rows():
+        if len(rows) > _STREAMED_MOST_ROWS:
             return super().forward(x)
         y = torch.empty(len(rows), self.out_features, dtype=x.dtype)
         stream(as_array(rows.contiguous()), self.streamed.addresses, as_array(y))
         return y.view(*x.shape[:-1], y.shape[-1])
-
-
-def most_streamed_rows() -> int:
-    """Up to so many rows are multiplied with streamed weights, where a layer has them."""
-    return _STREAMED_MOST_ROWS_BESIDE_TILES if multiplies_in_tiles() else _STREAMED_MOST_ROWS
 
 
 @functools.cache
@@ -139,7 +135,7 @@ def padded_rows(num_rows: int, *, in_tiles: bool) -> int:
 def multiplied_rows(linear: nn.Linear, num_rows: int) -> int:
     """As how many rows the layer multiplies so many. Inputs that have as many already need not be copied."""
     if not isinstance(linear, _PackedLinear) or (
-        isinstance(linear, _StreamedLinear) and num_rows <= most_streamed_rows()
+        isinstance(linear, _StreamedLinear) and num_rows <= _STREAMED_MOST_ROWS
     ):
         return num_rows
     return padded_rows(num_rows, in_tiles=multiplies_in_tiles())
@@ -149,7 +145,7 @@ def weights_for_loops(linear: nn.Linear) -> NDArray[np.intp] | None:
     """The layer's weights for `layer_loops`; None where these cannot call its product."""
     if not isinstance(linear, _PackedLinear) or linear.called is None:
         return None
-    streamed = [most_streamed_rows(), *linear.streamed.addresses] if isinstance(linear, _StreamedLinear) else [0, 0, 0]
+    streamed = [_STREAMED_MOST_ROWS, *linear.streamed.addresses] if isinstance(linear, _StreamedLinear) else [0, 0, 0]
     return np.array([*linear.called.addresses, *streamed], dtype=np.intp)
 
 
@@ -256,7 +252,7 @@ def fastest_way(linears: list[nn.Linear]) -> str:
     largest = sorted(linears, key=lambda module: -module.weight.numel())[:_PROBED_WEIGHTS]
     weights = [module.weight.detach() for module in largest]
     if can_pack(weights[0]):
-        return "streamed" if streaming_is_faster() else "packed"
+        return "streamed" if _streaming_is_faster() else "packed"
     ways: dict[str, tuple[_Product, list[Any]]] = {
         "plain": (F.linear, weights),
         "transposed": (_transposed_product, weights),
@@ -282,26 +278,13 @@ def fastest_way(linears: list[nn.Linear]) -> str:
     return best if relative["plain"] > _WORTHWHILE * relative[best] else "plain"
 
 
-@functools.cache
-@torch.inference_mode()
-def streaming_is_faster() -> bool:
-    """Whether few rows are multiplied clearly faster here with streamed weights than with packed ones.
+def _streaming_is_faster() -> bool:
+    """Whether few rows take less time here with streamed weights than with packed ones.
 
-    Measured on more weights than caches hold, as those of a model that takes turns with others are not in them.
+    Not measured at load, when several stages load at once and wait for each other. On a processor with AVX512-BF16 and
+    no tiles it is so for weights of 576 x 576 to 14,336 x 2,048; on others it was not tried.
     """
-    weights = [torch.ones(_STREAMING_PROBE_SHAPE, dtype=torch.bfloat16) for _ in range(_STREAMING_PROBED_WEIGHTS)]
-    x = torch.ones(_STREAMING_PROBED_ROWS, weights[0].shape[1], dtype=torch.bfloat16)
-    inputs, y = [x] * len(weights), as_array(torch.empty(len(x), len(weights[0]), dtype=torch.bfloat16))
-
-    def streamed_product(x: Tensor, weights: StreamedWeights) -> None:
-        stream(as_array(x), weights.addresses, y)
-
-    packed, streamed = [_packed(weight) for weight in weights], [StreamedWeights(weight, None) for weight in weights]
-    packed_times, streamed_times = _Times(), _Times()
-    for _ in range(_PROBE_REPEATS):
-        packed_times.measure(_packed_product, inputs, packed)
-        streamed_times.measure(streamed_product, inputs, streamed)
-    return packed_times.median() > _WORTHWHILE * streamed_times.median()
+    return multiplies_pairs() and not multiplies_in_tiles()
 
 
 class _Times:

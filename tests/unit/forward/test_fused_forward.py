@@ -156,7 +156,7 @@ def test_loops_that_call_the_products_give_the_bits_of_calls_one_by_one(
 ) -> None:
     assert called_products.are_callable()
     monkeypatch.setattr(linear, "fastest_way", lambda linears: products)
-    monkeypatch.setattr(linear, "most_streamed_rows", lambda: 9)  # some steps have more tokens
+    monkeypatch.setattr(linear, "_STREAMED_MOST_ROWS", 9)  # some steps have more tokens
     model = with_biases_and_norms(FUSED[name], torch.bfloat16)
     num_calls = {"project": 0, "update": 0}
 

@@ -128,7 +128,7 @@ def test_weights_are_packed_in_bfloat16_only(monkeypatch: pytest.MonkeyPatch) ->
     assert fastest_way([nn.Linear(8, 8)]) != "packed"
     monkeypatch.setattr(linear, "_packed", lambda weight: weight)  # as on a processor that multiplies bfloat16
     monkeypatch.setattr(linear, "_packed_product", torch.nn.functional.linear)
-    monkeypatch.setattr(linear, "streaming_is_faster", lambda: False)
+    monkeypatch.setattr(linear, "multiplies_pairs", lambda: False)
     assert fastest_way([nn.Linear(8, 8).bfloat16()]) == "packed"
 
 
@@ -163,8 +163,7 @@ def test_bfloat16_gives_the_numbers_of_the_plain_way(
 
 
 @needs_bfloat16
-@pytest.mark.parametrize(("in_tiles", "most_rows"), [(True, 8), (False, 32)])
-def test_weights_are_streamed_for_few_rows(monkeypatch: pytest.MonkeyPatch, in_tiles: bool, most_rows: int) -> None:
+def test_weights_are_streamed_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     streamed: list[int] = []
 
     def counted(x: Any, weights: Any, output: Any) -> None:
@@ -172,42 +171,29 @@ def test_weights_are_streamed_for_few_rows(monkeypatch: pytest.MonkeyPatch, in_t
         stream(x, weights, output)
 
     monkeypatch.setattr(linear, "stream", counted)
-    monkeypatch.setattr(linear, "multiplies_in_tiles", lambda: in_tiles)
+    monkeypatch.setattr(linear, "multiplies_in_tiles", lambda: False)
     monkeypatch.setattr(linear, "fastest_way", lambda linears: "streamed")
     layers = [nn.Linear(64, 96).bfloat16(), nn.Linear(64, 95).bfloat16(), nn.Linear(80, 96).bfloat16()]
     use_fastest_linear(nn.ModuleList(layers))
     with torch.inference_mode():
         for layer in layers:  # the other two are of sizes that there is no loop for
-            for rows in (1, most_rows, most_rows + 1):
+            for rows in (1, 32, 33):
                 layer(torch.ones(rows, layer.in_features).bfloat16())
-    assert streamed == [1, most_rows]
-    assert [multiplied_rows(layers[0], rows) for rows in (7, most_rows, 33)] == [7, most_rows, 48 if in_tiles else 36]
-    assert multiplied_rows(layers[1], 31) == (48 if in_tiles else 32)
+    assert streamed == [1, 32]
+    assert [multiplied_rows(layers[0], rows) for rows in (17, 32, 33)] == [17, 32, 36]
+    assert multiplied_rows(layers[1], 17) == 20
 
 
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_weights_are_streamed_where_that_is_faster(monkeypatch: pytest.MonkeyPatch, is_faster: bool) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "tiles", "way"), [(True, False, "streamed"), (True, True, "packed"), (False, False, "packed")]
+)
+def test_weights_are_streamed_where_the_processor_has_pairs_and_no_tiles(
+    monkeypatch: pytest.MonkeyPatch, pairs: bool, tiles: bool, way: str
+) -> None:
     monkeypatch.setattr(linear, "can_pack", lambda weight: True)
-    monkeypatch.setattr(linear, "streaming_is_faster", lambda: is_faster)
-    assert fastest_way([nn.Linear(64, 64).bfloat16()]) == ("streamed" if is_faster else "packed")
-
-
-@needs_bfloat16
-@pytest.mark.parametrize(("seconds", "is_faster"), [(0.8, True), (0.9, False), (1.5, False)])
-def test_streaming_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, seconds: float, is_faster: bool) -> None:
-    clock = 0.0
-
-    def takes(seconds: float) -> Callable[..., None]:
-        def product(*arguments: Any) -> None:
-            nonlocal clock
-            clock += seconds
-
-        return product
-
-    monkeypatch.setattr(time, "perf_counter", lambda: clock)
-    monkeypatch.setattr(linear, "_packed_product", takes(1.0))
-    monkeypatch.setattr(linear, "stream", takes(seconds))
-    assert linear.streaming_is_faster.__wrapped__() == is_faster
+    monkeypatch.setattr(linear, "multiplies_pairs", lambda: pairs)
+    monkeypatch.setattr(linear, "multiplies_in_tiles", lambda: tiles)
+    assert fastest_way([nn.Linear(64, 64).bfloat16()]) == way
 
 
 @pytest.mark.parametrize("in_tiles", [True, False])
